@@ -1,0 +1,64 @@
+# Each target explains itself: `make help`.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+EXTRAS := $(if $(filter Darwin,$(shell uname -s)),dev,$(if $(KVCACHE_DEVICE),dev$(comma)$(KVCACHE_DEVICE),dev$(comma)cpu))
+comma  := ,
+# Reference BLAS in the Linux CPU wheel of MLX is 90 times slower than OpenBLAS; used where it is installed.
+OPENBLAS := $(shell ldconfig -p 2>/dev/null | awk '/libopenblas\.so\.0/ {print $$NF; exit}')
+PRELOAD  := $(if $(OPENBLAS),LD_PRELOAD=$(OPENBLAS),)
+RUST_SOURCES := $(shell find rust -name '*.rs' -o -name 'Cargo.toml') Cargo.toml
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo test test-rust test-python lint format bench wheel clean openblas
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+build: $(VENV)/.built  ## environment in .venv, release build of the extension
+
+$(VENV)/.created: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip "maturin>=1.16,<2"
+	@touch $@
+
+$(VENV)/.built: $(VENV)/.created $(RUST_SOURCES)
+	env -u CONDA_PREFIX VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin develop --release --quiet --extras $(EXTRAS)
+	@touch $@
+
+openblas:  ## Debian and Ubuntu, as root: install OpenBLAS, which `demo` and `test` then preload
+	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq libopenblas0-pthread
+
+demo: build  ## chat with a real model, without and with the cache; then evict and measure
+	$(PRELOAD) $(BIN)/kvcache demo $(DEMO_ARGS)
+
+test: test-rust test-python  ## every test, Rust and Python, real model included
+
+test-rust:
+	cargo test --workspace --quiet
+
+test-python: build
+	$(PRELOAD) $(BIN)/python -m pytest tests $(PYTEST_ARGS)
+
+lint: build  ## rustfmt, clippy, ruff, mypy strict, stubtest of the extension's stub
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --quiet -- -D warnings
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m mypy.stubtest kvcache._core
+
+format:  ## format Rust and Python in place
+	cargo fmt --all
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix --quiet .
+
+bench: build  ## lookups and inserts beside libc memcmp; fails where a bar is missed
+	$(BIN)/python -m pytest benches --benchmark-only --benchmark-disable-gc $(PYTEST_ARGS)
+
+wheel: $(VENV)/.created  ## abi3 wheel and sdist in dist/
+	$(BIN)/maturin build --release --sdist --out dist
+
+clean:  ## remove build outputs, keep .venv
+	cargo clean
+	rm -rf dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

@@ -1,0 +1,1 @@
+//! Python extension module `kvcache._core`.

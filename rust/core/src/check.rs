@@ -1,0 +1,216 @@
+//! `validate()`: recomputes every counter and link from the nodes, and says what differs.
+
+use hashbrown::{HashMap, HashSet};
+
+use crate::error::Broken;
+use crate::forest::Tree;
+use crate::ids::{NodeId, TreeId};
+use crate::index::PrefixIndex;
+use crate::keys::MEDIA_BIT;
+use crate::ledger::{Amount, LabelAmount};
+use crate::radix::edit::{checkpoint_amount, segment_amount};
+use crate::radix::node::Node;
+
+macro_rules! ensure {
+    ($holds:expr, $($what:tt)*) => {
+        if !$holds {
+            return Err(Broken(format!($($what)*)));
+        }
+    };
+}
+
+/// Sums over the nodes, to be compared with what is kept.
+#[derive(Default)]
+struct Sums {
+    held: Amount,
+    leased: Amount,
+    labels: HashMap<u16, LabelAmount>,
+    heap_bytes: usize,
+    nodes: usize,
+    ids: HashSet<u64>,
+    units: HashSet<NodeId>,
+}
+
+impl PrefixIndex {
+    /// Checks all invariants of DESIGN.md that the index can see. O(everything).
+    ///
+    /// # Errors
+    /// The first invariant found broken.
+    pub fn validate(&self) -> Result<(), Broken> {
+        let mut sums = Sums::default();
+        let leases = self.count_leases();
+        for (id, tree) in self.trees.forest.iter() {
+            self.check_tree(id, tree, &leases, &mut sums)?;
+        }
+        self.check_totals(&sums)?;
+        self.check_lru(&sums.units)
+    }
+
+    fn count_leases(&self) -> (HashMap<NodeId, u32>, HashMap<NodeId, u32>) {
+        let (mut nodes, mut checkpoints) = (HashMap::new(), HashMap::new());
+        for lease in self.leases.iter() {
+            for node in self.trees.path(lease.node) {
+                *nodes.entry(node).or_default() += 1;
+            }
+            if let Some(node) = lease.checkpoint {
+                *checkpoints.entry(node).or_default() += 1;
+            }
+        }
+        (nodes, checkpoints)
+    }
+
+    fn check_tree(
+        &self,
+        id: TreeId,
+        tree: &Tree,
+        leases: &(HashMap<NodeId, u32>, HashMap<NodeId, u32>),
+        sums: &mut Sums,
+    ) -> Result<(), Broken> {
+        let arena = &self.trees.arena;
+        let root = arena.get(tree.root).ok_or_else(|| Broken(format!("tree {id:?} has no root")))?;
+        ensure!(root.is_root() && root.len() == 0 && root.end == 0, "tree {id:?}: odd root");
+        ensure!(!root.children.is_empty(), "tree {id:?} is empty and still there");
+        let mut own = Sums::default();
+        let mut sequences = 0;
+        for at in self.trees.postorder(tree.root) {
+            let node = &arena[at];
+            ensure!(node.tree == id, "node {at:?} is in tree {id:?} but says {:?}", node.tree);
+            own.heap_bytes += node.heap_bytes();
+            let mut trimmable = 0;
+            for (key, child) in node.children.iter() {
+                let below = &arena[child];
+                ensure!(below.keys[0] == key, "node {child:?} is under the wrong first key {key}");
+                ensure!(below.parent == at, "node {child:?} does not know its parent {at:?}");
+                ensure!(below.start() == node.end as usize, "node {child:?} starts at the wrong token");
+                trimmable += below.trimmable;
+            }
+            if node.is_root() {
+                own.nodes += 1;
+                continue;
+            }
+            self.check_node(at, node, tree, leases, &mut own)?;
+            trimmable += u32::from(node.checkpoint.as_ref().is_some_and(|found| found.trimmable));
+            ensure!(node.trimmable == trimmable, "node {at:?} miscounts trimmable checkpoints");
+            sequences += node.ends().len() as u64;
+            sums.units.extend(own.units.drain());
+        }
+        ensure!(own.held == tree.held, "tree {id:?} holds {:?}, its account says {:?}", own.held, tree.held);
+        ensure!(own.nodes as u64 - 1 == tree.nodes, "tree {id:?} miscounts its nodes");
+        ensure!(sequences == tree.sequences, "tree {id:?} has {sequences} ends, counts {}", tree.sequences);
+        sums.held += own.held;
+        sums.leased += own.leased;
+        sums.heap_bytes += own.heap_bytes;
+        sums.nodes += own.nodes;
+        for id in own.ids {
+            ensure!(sums.ids.insert(id), "id {id} stands in two trees");
+        }
+        for (label, amount) in own.labels {
+            let sum = sums.labels.entry(label).or_default();
+            sum.nbytes += amount.nbytes;
+            sum.sequences += amount.sequences;
+        }
+        Ok(())
+    }
+
+    fn check_node(
+        &self,
+        at: NodeId,
+        node: &Node,
+        tree: &Tree,
+        (paths, held): &(HashMap<NodeId, u32>, HashMap<NodeId, u32>),
+        sums: &mut Sums,
+    ) -> Result<(), Broken> {
+        let length = node.len();
+        ensure!(1 <= length && length <= self.segment_tokens, "node {at:?} has {length} tokens");
+        let media = node.keys.iter().any(|key| key & MEDIA_BIT != 0);
+        ensure!(node.media == media, "node {at:?} has the wrong media flag");
+        let leases = paths.get(&at).copied().unwrap_or_default();
+        ensure!(node.leases == leases, "node {at:?} counts {} leases of {leases}", node.leases);
+        ensure!(self.ids.issued(node.segment.0), "segment {} was never given out", node.segment.0);
+        ensure!(sums.ids.insert(node.segment.0), "segment {} stands twice", node.segment.0);
+        sums.nodes += 1;
+        sums.held += segment_amount(node);
+        let label = sums.labels.entry(node.label).or_default();
+        label.nbytes += node.nbytes();
+        if leases > 0 {
+            sums.leased += segment_amount(node);
+        } else if !tree.checkpointed {
+            sums.units.insert(at);
+        }
+        if let Some(checkpoint) = &node.checkpoint {
+            ensure!(tree.checkpointed, "node {at:?} has a checkpoint in a tree of span layers");
+            ensure!(sums.ids.insert(checkpoint.id.0), "checkpoint {} stands twice", checkpoint.id.0);
+            ensure!(
+                checkpoint.leases == held.get(&at).copied().unwrap_or_default(),
+                "the checkpoint of node {at:?} miscounts its leases"
+            );
+            let amount = checkpoint_amount(checkpoint);
+            label.nbytes += amount.nbytes;
+            sums.held += amount;
+            if checkpoint.leases > 0 {
+                sums.leased += amount;
+            } else {
+                sums.units.insert(at);
+            }
+        } else if tree.checkpointed {
+            let needed = !node.children.is_empty() || leases > 0;
+            ensure!(needed, "node {at:?} holds KV that no checkpoint makes usable");
+        }
+        let mut ends = HashSet::new();
+        for end in node.ends() {
+            let inside = 1 <= end.at && end.at as usize <= length;
+            ensure!(inside && ends.insert(end.at), "node {at:?} has a bad end at {}", end.at);
+            sums.labels.entry(end.label).or_default().sequences += 1;
+        }
+        Ok(())
+    }
+
+    fn check_totals(&self, sums: &Sums) -> Result<(), Broken> {
+        let ledger = &self.trees.ledger;
+        let (held, leased, reserved) = (ledger.held(), ledger.leased(), ledger.reserved());
+        ensure!(held == sums.held, "the ledger holds {held:?}, the nodes {:?}", sums.held);
+        ensure!(leased == sums.leased, "leased {leased:?}, by the nodes {:?}", sums.leased);
+        let mut promised = Amount::default();
+        self.plans.values().for_each(|plan| promised += plan.reserved);
+        ensure!(reserved == promised, "reserved {reserved:?}, by the plans {promised:?}");
+        ensure!(
+            held.nbytes + reserved.nbytes <= self.limits.max_bytes
+                && held.buffers + reserved.buffers <= self.limits.max_buffers,
+            "held {held:?} and reserved {reserved:?} are over the limits {:?}",
+            self.limits
+        );
+        for (at, label) in ledger.labels().iter().enumerate() {
+            let found = sums.labels.get(&(at as u16)).copied().unwrap_or_default();
+            ensure!(*label == found, "label {at} counts {label:?}, the nodes say {found:?}");
+        }
+        let arena = &self.trees.arena;
+        ensure!(arena.len() == sums.nodes, "{} nodes live, {} reachable", arena.len(), sums.nodes);
+        let heap = arena.heap_bytes();
+        ensure!(heap == sums.heap_bytes, "heap bytes {heap}, by the nodes {}", sums.heap_bytes);
+        Ok(())
+    }
+
+    fn check_lru(&self, units: &HashSet<NodeId>) -> Result<(), Broken> {
+        let arena = &self.trees.arena;
+        let order: Vec<NodeId> = self.trees.lru.iter(arena).take(arena.len() + 1).collect();
+        ensure!(order.len() == self.trees.lru.len(), "the LRU list miscounts its length");
+        let places: HashMap<NodeId, usize> = order.iter().copied().zip(0..).collect();
+        ensure!(places.len() == order.len(), "the LRU list runs in a circle");
+        let (mut before, mut stamp) = (NodeId::NONE, 0);
+        for id in &order {
+            let links = arena[*id].links;
+            ensure!(links.listed && links.older == before, "LRU links of node {id:?} are broken");
+            ensure!(units.contains(id), "node {id:?} is listed but leased or no unit");
+            ensure!(stamp <= links.stamp, "node {id:?} was used before an older one");
+            (before, stamp) = (*id, links.stamp);
+            let above = places.get(&arena[*id].parent);
+            if !self.trees.checkpointed(*id)
+                && let Some(above) = above
+            {
+                ensure!(places[id] < *above, "node {id:?} is more recent than its parent");
+            }
+        }
+        ensure!(order.len() == units.len(), "{} units are not in the LRU list", units.len() - order.len());
+        Ok(())
+    }
+}

@@ -1,0 +1,173 @@
+//! Eviction: the shortest run of the LRU order that is enough.
+//!
+//! The unit is a leaf's segment in a tree of span layers, and a checkpoint with the KV that it
+//! alone made usable in a tree with checkpoints. Amortised O(1) a unit.
+
+use crate::ids::{CheckpointId, LayoutId, NodeId, SegmentId, TreeId};
+use crate::index::PrefixIndex;
+use crate::ledger::Amount;
+
+/// What left the index: the caller drops the arrays under these ids.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Dropped {
+    /// Segments, in the order in which they went.
+    pub segments: Vec<SegmentId>,
+    /// Checkpoints, likewise.
+    pub checkpoints: Vec<CheckpointId>,
+    /// Their sums.
+    pub amount: Amount,
+    /// Units of the LRU order.
+    pub units: u64,
+}
+
+impl Dropped {
+    /// Whether nothing left.
+
+    pub fn is_empty(&self) -> bool {
+        self.segments.is_empty() && self.checkpoints.is_empty()
+    }
+
+    /// Appends what another step dropped.
+    pub fn extend(&mut self, other: Self) {
+        self.segments.extend(other.segments);
+        self.checkpoints.extend(other.checkpoints);
+        self.amount += other.amount;
+        self.units += other.units;
+    }
+}
+
+/// How much must go; all figures must be reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Need {
+    /// Bytes.
+    pub nbytes: u64,
+    /// Arrays.
+    pub buffers: u64,
+    /// Tokens of KV.
+    pub tokens: u64,
+    /// Units of the LRU order.
+    pub units: u64,
+    /// Ends of stores.
+    pub sequences: u64,
+}
+
+impl PrefixIndex {
+    /// Evicts the shortest run of the LRU order that reaches `need`, or all that no lease holds.
+    pub fn evict(&mut self, need: Need) -> Dropped {
+        let sequences = self.sequences();
+        self.evict_while(|index, gone| {
+            gone.amount.nbytes < need.nbytes
+                || gone.amount.buffers < need.buffers
+                || gone.amount.tokens < need.tokens
+                || gone.units < need.units
+                || sequences - index.sequences() < need.sequences
+        })
+    }
+
+    /// Evicts units last used at or before `stamp`.
+    pub fn evict_idle(&mut self, stamp: u64) -> Dropped {
+        self.evict_while(|index, _| {
+            let oldest = index.trees.lru.oldest();
+            oldest.is_some_and(|id| index.trees.arena[id].links.stamp <= stamp)
+        })
+    }
+
+    /// Makes room for `nbytes` and `buffers` under the limits. `None`, and nothing evicted, where
+    /// leases and reservations leave too little.
+    pub fn make_room(&mut self, nbytes: u64, buffers: u64) -> Option<Dropped> {
+        if !self.room().holds(nbytes, buffers) {
+            return None;
+        }
+        let limits = self.limits;
+        Some(self.evict_while(|index, _| {
+            let (held, reserved) = (index.trees.ledger.held(), index.trees.ledger.reserved());
+            held.nbytes + reserved.nbytes + nbytes > limits.max_bytes
+                || held.buffers + reserved.buffers + buffers > limits.max_buffers
+        }))
+    }
+
+    /// What could be held beside all leases and reservations, if everything else went.
+    pub(crate) fn room(&self) -> Room {
+        let (leased, reserved) = (self.trees.ledger.leased(), self.trees.ledger.reserved());
+        Room {
+            nbytes: self.limits.max_bytes.saturating_sub(leased.nbytes + reserved.nbytes),
+            buffers: self.limits.max_buffers.saturating_sub(leased.buffers + reserved.buffers),
+        }
+    }
+
+    fn evict_while(&mut self, mut more: impl FnMut(&Self, &Dropped) -> bool) -> Dropped {
+        let mut dropped = Dropped::default();
+        while more(self, &dropped) {
+            let Some(oldest) = self.trees.lru.oldest() else { break };
+            self.evict_unit(oldest, &mut dropped);
+        }
+        dropped
+    }
+
+    fn evict_unit(&mut self, id: NodeId, dropped: &mut Dropped) {
+        let tree = self.trees.arena[id].tree;
+        if self.trees.checkpointed(id) {
+            self.trees.remove_checkpoint(id, dropped);
+            self.trees.prune(id, dropped);
+        } else {
+            self.trees.remove_leaf(id, dropped);
+        }
+        dropped.units += 1;
+        self.trees.remove_if_empty(tree);
+    }
+
+    /// Evicts a subtree that no lease reaches into. The tree's root stays.
+    pub(crate) fn evict_subtree(&mut self, top: NodeId, dropped: &mut Dropped) {
+        let checkpointed = self.trees.checkpointed(top);
+        for id in self.trees.postorder(top) {
+            let node = &self.trees.arena[id];
+            dropped.units += u64::from(!checkpointed || node.checkpoint.is_some());
+            self.trees.remove_leaf(id, dropped);
+        }
+    }
+
+    /// Drops all of a namespace, leased or not: its leases are void.
+    pub fn drop_namespace(&mut self, namespace: &str) -> Dropped {
+        let trees = self.trees.forest.of(namespace).to_vec();
+        self.drop_trees(&trees)
+    }
+
+    /// Drops everything, leased or not: all leases are void.
+    pub fn clear(&mut self) -> Dropped {
+        let trees: Vec<TreeId> = self.trees.forest.iter().map(|(id, _)| id).collect();
+        self.drop_trees(&trees)
+    }
+
+    fn drop_trees(&mut self, trees: &[TreeId]) -> Dropped {
+        let mut dropped = Dropped::default();
+        for &tree in trees {
+            self.leases.void(&mut self.trees, tree);
+            let root = self.trees.forest.get(tree).root;
+            let tops: Vec<NodeId> = self.trees.arena[root].children.iter().map(|(_, child)| child).collect();
+            for top in tops {
+                self.evict_subtree(top, &mut dropped);
+            }
+            self.trees.forest.remove(&mut self.trees.arena, tree);
+        }
+        dropped
+    }
+
+    /// The layouts that a namespace has trees of, oldest first.
+    pub fn layouts(&self, namespace: &str) -> Vec<LayoutId> {
+        let trees = self.trees.forest.of(namespace).iter();
+        trees.map(|id| self.trees.forest.get(*id).layout).collect()
+    }
+}
+
+/// Free room under both limits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Room {
+    pub(crate) nbytes: u64,
+    pub(crate) buffers: u64,
+}
+
+impl Room {
+    pub(crate) fn holds(&self, nbytes: u64, buffers: u64) -> bool {
+        nbytes <= self.nbytes && buffers <= self.buffers
+    }
+}

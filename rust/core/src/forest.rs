@@ -1,0 +1,109 @@
+//! The trees: one per namespace and layout.
+
+use hashbrown::HashMap;
+
+use crate::ids::{LayoutId, NodeId, TreeId};
+use crate::ledger::Amount;
+use crate::radix::arena::Arena;
+use crate::radix::node::Node;
+
+/// One tree and its share of the ledger.
+#[derive(Debug)]
+pub(crate) struct Tree {
+    pub(crate) namespace: Box<str>,
+    pub(crate) layout: LayoutId,
+    pub(crate) root: NodeId,
+    /// Window or state layers: usable at checkpoints only. Otherwise usable at every token.
+    pub(crate) checkpointed: bool,
+    pub(crate) held: Amount,
+    pub(crate) nodes: u64,
+    pub(crate) sequences: u64,
+}
+
+/// Trees by namespace; within one, in the order in which they came to be.
+#[derive(Debug, Default)]
+pub(crate) struct Forest {
+    trees: Vec<Option<Tree>>,
+    free: Vec<TreeId>,
+    names: HashMap<Box<str>, Vec<TreeId>>,
+}
+
+impl Forest {
+    pub(crate) fn get(&self, id: TreeId) -> &Tree {
+        self.trees[id.0 as usize].as_ref().unwrap_or_else(|| unreachable!("tree {} is gone", id.0))
+    }
+
+    pub(crate) fn get_mut(&mut self, id: TreeId) -> &mut Tree {
+        self.trees[id.0 as usize].as_mut().unwrap_or_else(|| unreachable!("tree {} is gone", id.0))
+    }
+
+    /// The trees of a namespace, oldest first. O(1).
+    pub(crate) fn of(&self, namespace: &str) -> &[TreeId] {
+        self.names.get(namespace).map_or(&[], Vec::as_slice)
+    }
+
+    pub(crate) fn find(&self, namespace: &str, layout: LayoutId) -> Option<TreeId> {
+        self.of(namespace).iter().copied().find(|id| self.get(*id).layout == layout)
+    }
+
+    pub(crate) fn find_or_add(
+        &mut self,
+        arena: &mut Arena,
+        namespace: &str,
+        layout: LayoutId,
+        checkpointed: bool,
+    ) -> TreeId {
+        if let Some(id) = self.find(namespace, layout) {
+            return id;
+        }
+        let id = self.free.pop().unwrap_or_else(|| {
+            self.trees.push(None);
+            TreeId(self.trees.len() as u32 - 1)
+        });
+        let root = arena.add(Node::new(id, NodeId::NONE, 0, Box::default()));
+        self.trees[id.0 as usize] = Some(Tree {
+            namespace: namespace.into(),
+            layout,
+            root,
+            checkpointed,
+            held: Amount::default(),
+            nodes: 0,
+            sequences: 0,
+        });
+        self.names.entry(namespace.into()).or_default().push(id);
+        id
+    }
+
+    /// Removes a tree whose root has no child left.
+    pub(crate) fn remove(&mut self, arena: &mut Arena, id: TreeId) {
+        let Some(tree) = self.trees[id.0 as usize].take() else { return };
+        arena.remove(tree.root);
+        self.free.push(id);
+        if let Some(of) = self.names.get_mut(&*tree.namespace) {
+            of.retain(|other| *other != id);
+            if of.is_empty() {
+                self.names.remove(&*tree.namespace);
+            }
+        }
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (TreeId, &Tree)> {
+        let id = |at| TreeId(at as u32);
+        self.trees.iter().enumerate().filter_map(move |(at, tree)| Some((id(at), tree.as_ref()?)))
+    }
+
+    pub(crate) fn namespaces(&self) -> impl Iterator<Item = &str> {
+        self.names.keys().map(|name| &**name)
+    }
+
+    /// Bytes on the heap; the trees' nodes are the arena's.
+    pub(crate) fn bytes(&self) -> usize {
+        let names = self.names.iter().map(|(name, of)| name.len() + of.capacity() * size_of::<TreeId>());
+        let trees = self.trees.iter().flatten().map(|tree| tree.namespace.len());
+        self.trees.capacity() * size_of::<Option<Tree>>()
+            + self.free.capacity() * size_of::<TreeId>()
+            + self.names.allocation_size()
+            + names.sum::<usize>()
+            + trees.sum::<usize>()
+    }
+}

@@ -1,0 +1,153 @@
+//! [`PrefixIndex`]: the façade.
+
+use hashbrown::{HashMap, HashSet};
+
+use crate::error::Error;
+use crate::evict::Dropped;
+use crate::ids::{IdSource, LayoutId, PlanId};
+use crate::keys::{MEDIA_BIT, Query};
+use crate::lease::Leases;
+use crate::media::{MediaKeys, MediaTable, Span};
+use crate::radix::edit::Trees;
+use crate::store::{Pending, Planned, StoreRequest};
+
+/// What an index may hold, and its grain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of all segments and checkpoints, at every moment.
+    pub max_bytes: u64,
+    /// Arrays, at every moment.
+    pub max_buffers: u64,
+    /// Tokens of a node at most.
+    pub segment_tokens: usize,
+    /// Checkpoints along one unbranched path.
+    pub max_checkpoints: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        // Half the range, so that sums of two never overflow.
+        let unlimited = u64::MAX / 2;
+        Self { max_bytes: unlimited, max_buffers: unlimited, segment_tokens: 1024, max_checkpoints: 8 }
+    }
+}
+
+/// A prefix tree over token keys with LRU order and byte ledger.
+///
+/// Use [`insert`](Self::insert) and [`match_prefix`](Self::match_prefix) for bookkeeping alone:
+/// routing, scheduling, simulation. A cache that holds arrays stores in two steps
+/// ([`plan`](Self::plan), [`commit`](Self::commit)) and fetches under a lease
+/// ([`acquire`](Self::acquire), [`release`](Self::release)).
+///
+/// Not for: concurrent use without a lock around it, or tokens beyond 31 bits.
+#[derive(Debug, Default)]
+pub struct PrefixIndex {
+    pub(crate) trees: Trees,
+    pub(crate) leases: Leases,
+    pub(crate) plans: HashMap<PlanId, Pending>,
+    pub(crate) media: MediaTable,
+    pub(crate) ids: IdSource,
+    pub(crate) limits: Limits,
+    pub(crate) segment_tokens: usize,
+    pub(crate) max_checkpoints: usize,
+    /// The latest time a caller gave.
+    pub(crate) stamp: u64,
+}
+
+/// What [`PrefixIndex::insert`] did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Inserted {
+    /// Tokens now held for the key: fewer than given where they do not fit the limits.
+    pub length: usize,
+    /// Tokens that were not held before.
+    pub new_tokens: usize,
+    /// What was evicted to make room.
+    pub evicted: Dropped,
+}
+
+impl PrefixIndex {
+    /// An empty index. A grain or a number of checkpoints of 0 counts as 1.
+
+    pub fn new(limits: Limits) -> Self {
+        let half = u64::MAX / 2;
+        Self {
+            limits: Limits {
+                max_bytes: limits.max_bytes.min(half),
+                max_buffers: limits.max_buffers.min(half),
+                ..limits
+            },
+            segment_tokens: limits.segment_tokens.max(1),
+            max_checkpoints: limits.max_checkpoints.max(1),
+            ..Self::default()
+        }
+    }
+
+    /// Takes the caller's time; time that runs backwards stands still.
+    pub(crate) fn tick(&mut self, stamp: u64) -> u64 {
+        self.stamp = self.stamp.max(stamp);
+        self.stamp
+    }
+
+    /// Keys for tokens of which `spans` stand for media. With `intern` for a store, without for a
+    /// lookup. O(n).
+    ///
+    /// # Errors
+    /// An invalid token outside the spans, or spans that overlap, are out of order or outside.
+    pub fn media_keys(
+        &mut self,
+        tokens: &[u32],
+        spans: &[Span<'_>],
+        intern: bool,
+    ) -> Result<MediaKeys, Error> {
+        if intern && self.media.wants_sweep() {
+            self.sweep_media();
+        }
+        self.media.keys(tokens, spans, intern)
+    }
+
+    fn sweep_media(&mut self) {
+        let nodes = self.trees.arena.iter().filter(|(_, node)| node.media).map(|(_, node)| &*node.keys);
+        let plans = self.plans.values().map(|plan| &*plan.keys);
+        let media = |key: &&u32| **key & MEDIA_BIT != 0;
+        let live: HashSet<u32> =
+            nodes.chain(plans).flat_map(|keys| keys.iter().filter(media)).copied().collect();
+        self.media.sweep(&live);
+    }
+
+    /// Plans, evicts and commits in one step; bookkeeping only, for trees of span layers. The
+    /// longest prefix that fits the limits is kept. O(len(query)).
+    ///
+    /// # Errors
+    /// An invalid token.
+    pub fn insert(
+        &mut self,
+        namespace: &str,
+        query: &Query<'_>,
+        bytes_per_token: u64,
+        stamp: u64,
+    ) -> Result<Inserted, Error> {
+        let request = StoreRequest {
+            namespace,
+            layout: LayoutId(0),
+            query: *query,
+            bytes_per_token,
+            segment_buffers: 1,
+            checkpoint: None,
+            label: 0,
+        };
+        let (planned, evicted) = self.plan(&request, stamp)?;
+        let plan = match planned {
+            Planned::Ready(plan) => plan,
+            Planned::Already => {
+                return Ok(Inserted { length: query.cuts.back(query.len()), new_tokens: 0, evicted });
+            }
+            Planned::TooLarge | Planned::InsideMedia => {
+                return Ok(Inserted { length: 0, new_tokens: 0, evicted });
+            }
+        };
+        // Nothing comes between plan and commit, so it cannot be stale; and a split drops only
+        // what its halves replace, which is no eviction.
+        self.commit(plan.id, stamp)?;
+        Ok(Inserted { length: plan.length, new_tokens: plan.length - plan.matched, evicted })
+    }
+}

@@ -1,0 +1,105 @@
+//! Token keys: 31 bits of token id, or the media bit and an interned content id.
+
+use crate::error::Error;
+use crate::media::Cuts;
+
+/// The largest token id.
+pub const MAX_TOKEN: u32 = MEDIA_BIT - 1;
+
+/// Set on the keys of tokens that stand inside an image or audio span.
+pub(crate) const MEDIA_BIT: u32 = 1 << 31;
+
+/// A span whose content no tree holds: equal to no stored key.
+pub(crate) const UNKNOWN_MEDIA: u32 = u32::MAX;
+
+/// What is looked up or stored: keys, and the places where they may not be cut.
+#[derive(Clone, Copy, Debug)]
+pub struct Query<'a> {
+    pub(crate) keys: &'a [u32],
+    pub(crate) cuts: &'a Cuts,
+    /// The keys were checked when media ids were written into them. Otherwise the walk checks
+    /// them: what equals a stored token is a token, so only the rest costs anything.
+    pub(crate) checked: bool,
+}
+
+impl<'a> Query<'a> {
+    /// Plain token ids, without media. They are checked by the call that uses them.
+
+    pub fn tokens(keys: &'a [u32]) -> Self {
+        Self { keys, cuts: Cuts::none(), checked: false }
+    }
+
+    /// Length in tokens.
+
+    pub fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// Whether there is no token at all.
+
+    pub fn is_empty(&self) -> bool {
+        self.keys.is_empty()
+    }
+
+    pub(crate) fn check_length(&self) -> Result<(), Error> {
+        if self.keys.len() > MAX_TOKEN as usize {
+            return Err(Error::TooLong { tokens: self.keys.len() });
+        }
+        Ok(())
+    }
+}
+
+/// Checks that `keys`, which begin at `start` in the query, are token ids. O(n), vectorised.
+pub(crate) fn check_tokens(keys: &[u32], start: usize) -> Result<(), Error> {
+    let seen = keys.iter().fold(0, |bits, key| bits | key);
+    if seen & MEDIA_BIT == 0 {
+        return Ok(());
+    }
+    let at = keys.iter().position(|key| key & MEDIA_BIT != 0).unwrap_or_default();
+    Err(Error::InvalidToken { position: start + at, key: keys[at] })
+}
+
+/// How many leading keys are equal. O(n); equal runs are compared by whole blocks.
+pub(crate) fn common_prefix(a: &[u32], b: &[u32]) -> usize {
+    const BLOCK: usize = 32;
+    let n = a.len().min(b.len());
+    let (a, b) = (&a[..n], &b[..n]);
+    if a == b {
+        return n;
+    }
+    let mut at = 0;
+    for (x, y) in a.chunks(BLOCK).zip(b.chunks(BLOCK)) {
+        if x != y {
+            break;
+        }
+        at += x.len();
+    }
+    at + a[at..].iter().zip(&b[at..]).take_while(|(x, y)| x == y).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn common_prefix_finds_every_position() {
+        let a: Vec<u32> = (0..200).collect();
+        for at in 0..a.len() {
+            let mut b = a.clone();
+            b[at] += 1000;
+            assert_eq!(common_prefix(&a, &b), at);
+        }
+        assert_eq!(common_prefix(&a, &a[..77]), 77);
+        assert_eq!(common_prefix(&[], &a), 0);
+    }
+
+    #[test]
+    fn check_names_position_and_value() {
+        assert_eq!(check_tokens(&[1, MAX_TOKEN], 5), Ok(()));
+        let negative = (-3_i32).cast_unsigned();
+        assert_eq!(
+            check_tokens(&[1, negative, negative], 5),
+            Err(Error::InvalidToken { position: 6, key: negative })
+        );
+    }
+}

@@ -1,0 +1,117 @@
+//! Leases: paths that eviction leaves alone.
+//!
+//! A lease covers all nodes from the root to one node, and perhaps one checkpoint. What it covers
+//! is off the LRU list and counted as leased in the ledger; on release it rejoins the list at its
+//! recent end, leaf first, so a lease and its release are also a touch.
+
+use hashbrown::HashMap;
+
+use crate::evict::Dropped;
+use crate::ids::{LeaseId, NodeId, TreeId};
+use crate::radix::edit::{Trees, checkpoint_amount, segment_amount};
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lease {
+    pub(crate) tree: TreeId,
+    /// The end of the leased path; the root where nothing is leased.
+    pub(crate) node: NodeId,
+    /// The node whose checkpoint is leased, on the path.
+    pub(crate) checkpoint: Option<NodeId>,
+}
+
+/// Leases by id. A lease whose tree was dropped is void: it is not in here any more.
+#[derive(Debug, Default)]
+pub(crate) struct Leases {
+    live: HashMap<LeaseId, Lease>,
+}
+
+impl Leases {
+    /// O(nodes on the path).
+    pub(crate) fn acquire(&mut self, trees: &mut Trees, id: LeaseId, lease: Lease) {
+        for node in trees.path(lease.node) {
+            if trees.arena[node].leases == 0 {
+                trees.ledger.lease(segment_amount(&trees.arena[node]));
+                if !trees.checkpointed(node) {
+                    trees.lru.remove(&mut trees.arena, node);
+                }
+            }
+            trees.arena[node].leases += 1;
+        }
+        if let Some(node) = lease.checkpoint
+            && let Some(checkpoint) = trees.arena[node].checkpoint.as_mut()
+        {
+            checkpoint.leases += 1;
+            if checkpoint.leases == 1 {
+                let amount = checkpoint_amount(checkpoint);
+                trees.ledger.lease(amount);
+                trees.lru.remove(&mut trees.arena, node);
+            }
+        }
+        self.live.insert(id, lease);
+    }
+
+    /// O(nodes on the path). Releasing twice, or a void lease, does nothing. What comes back is
+    /// KV that only this lease kept.
+    pub(crate) fn release(&mut self, trees: &mut Trees, id: LeaseId, stamp: u64) -> Dropped {
+        let mut dropped = Dropped::default();
+        let Some(lease) = self.live.remove(&id) else { return dropped };
+        let checkpointed = trees.forest.get(lease.tree).checkpointed;
+        let (nodes, checkpoint) = count_down(trees, &lease);
+        if checkpointed {
+            if let Some(node) = checkpoint {
+                trees.lru.push(&mut trees.arena, node, stamp);
+            }
+            trees.prune(lease.node, &mut dropped);
+            trees.remove_if_empty(lease.tree);
+        } else {
+            for node in nodes {
+                trees.lru.push(&mut trees.arena, node, stamp);
+            }
+        }
+        dropped
+    }
+
+    /// Ends all leases in a tree that is about to be dropped.
+    pub(crate) fn void(&mut self, trees: &mut Trees, tree: TreeId) {
+        self.live.retain(|_, lease| {
+            if lease.tree == tree {
+                count_down(trees, lease);
+            }
+            lease.tree != tree
+        });
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Lease> {
+        self.live.values()
+    }
+
+    /// Bytes on the heap.
+    pub(crate) fn bytes(&self) -> usize {
+        self.live.allocation_size()
+    }
+}
+
+/// Takes one lease off its path. Returns what no lease holds any more: nodes leaf first, and the
+/// checkpoint's node.
+fn count_down(trees: &mut Trees, lease: &Lease) -> (Vec<NodeId>, Option<NodeId>) {
+    let mut free = Vec::new();
+    for id in trees.path(lease.node) {
+        let node = &mut trees.arena[id];
+        node.leases -= 1;
+        if node.leases == 0 {
+            let amount = segment_amount(node);
+            trees.ledger.unlease(amount);
+            free.push(id);
+        }
+    }
+    let checkpoint = lease.checkpoint.filter(|id| {
+        let Some(checkpoint) = trees.arena[*id].checkpoint.as_mut() else { return false };
+        checkpoint.leases -= 1;
+        if checkpoint.leases == 0 {
+            let amount = checkpoint_amount(checkpoint);
+            trees.ledger.unlease(amount);
+        }
+        checkpoint.leases == 0
+    });
+    (free, checkpoint)
+}

@@ -1,0 +1,111 @@
+//! The ledger: the one place where bytes, buffers and tokens are added or subtracted.
+
+use std::ops::{AddAssign, SubAssign};
+
+/// What a segment, a checkpoint or a sum of them occupies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Amount {
+    /// Bytes of the arrays.
+    pub nbytes: u64,
+    /// Number of arrays.
+    pub buffers: u64,
+    /// Tokens of KV; 0 for a checkpoint.
+    pub tokens: u64,
+    /// 1 for a segment.
+    pub segments: u64,
+    /// 1 for a checkpoint.
+    pub checkpoints: u64,
+}
+
+impl AddAssign for Amount {
+    fn add_assign(&mut self, other: Self) {
+        self.nbytes += other.nbytes;
+        self.buffers += other.buffers;
+        self.tokens += other.tokens;
+        self.segments += other.segments;
+        self.checkpoints += other.checkpoints;
+    }
+}
+
+impl SubAssign for Amount {
+    fn sub_assign(&mut self, other: Self) {
+        self.nbytes -= other.nbytes;
+        self.buffers -= other.buffers;
+        self.tokens -= other.tokens;
+        self.segments -= other.segments;
+        self.checkpoints -= other.checkpoints;
+    }
+}
+
+/// What one label's stores hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LabelAmount {
+    /// Ends of stores made under this label.
+    pub sequences: u64,
+    /// Bytes of segments that such stores brought.
+    pub nbytes: u64,
+}
+
+/// Totals over all trees.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    held: Amount,
+    /// The part of `held` that leases keep.
+    leased: Amount,
+    /// Room promised to stores between plan and commit.
+    reserved: Amount,
+    labels: Vec<LabelAmount>,
+}
+
+impl Ledger {
+    pub(crate) fn held(&self) -> Amount {
+        self.held
+    }
+
+    pub(crate) fn leased(&self) -> Amount {
+        self.leased
+    }
+
+    pub(crate) fn reserved(&self) -> Amount {
+        self.reserved
+    }
+
+    /// Adds to the totals and to `account`, the part of the tree in question.
+    pub(crate) fn add(&mut self, account: &mut Amount, amount: Amount) {
+        self.held += amount;
+        *account += amount;
+    }
+
+    pub(crate) fn subtract(&mut self, account: &mut Amount, amount: Amount) {
+        self.held -= amount;
+        *account -= amount;
+    }
+
+    pub(crate) fn lease(&mut self, amount: Amount) {
+        self.leased += amount;
+    }
+
+    pub(crate) fn unlease(&mut self, amount: Amount) {
+        self.leased -= amount;
+    }
+
+    pub(crate) fn reserve(&mut self, amount: Amount) {
+        self.reserved += amount;
+    }
+
+    pub(crate) fn unreserve(&mut self, amount: Amount) {
+        self.reserved -= amount;
+    }
+
+    pub(crate) fn label(&mut self, label: u16) -> &mut LabelAmount {
+        let at = label as usize;
+        if self.labels.len() <= at {
+            self.labels.resize(at + 1, LabelAmount::default());
+        }
+        &mut self.labels[at]
+    }
+
+    pub(crate) fn labels(&self) -> &[LabelAmount] {
+        &self.labels
+    }
+}

@@ -1,0 +1,205 @@
+//! Media spans: contents get ids, and a match never ends inside one.
+//!
+//! All tokens of a span carry the same key: the media bit and the interned id of the span's
+//! identity, which is (content digest, length). Since the length belongs to the identity, a run
+//! of equal keys is read as whole spans in one way only.
+
+use hashbrown::{HashMap, HashSet};
+
+use crate::error::Error;
+use crate::keys::{MEDIA_BIT, Query, UNKNOWN_MEDIA, check_tokens};
+
+/// Tokens `[start, start + length)` stand for the content with this digest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Span<'a> {
+    /// First token.
+    pub start: usize,
+    /// Length in tokens.
+    pub length: usize,
+    /// Content hash, including whatever changes the content's embedding.
+    pub digest: &'a [u8],
+}
+
+/// Positions that may not be cut: the insides of a query's spans, in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Cuts(Vec<(u32, u32)>);
+
+impl Cuts {
+    pub(crate) fn none() -> &'static Self {
+        static NONE: Cuts = Cuts(Vec::new());
+        &NONE
+    }
+
+    /// The last position at or before `at` that is not inside a span. O(log spans).
+    pub(crate) fn back(&self, at: usize) -> usize {
+        let after = self.0.partition_point(|&(start, _)| (start as usize) < at);
+        match self.0[..after].last() {
+            Some(&(start, end)) if at < end as usize => start as usize,
+            _ => at,
+        }
+    }
+
+    /// Whether the token at `at` stands inside a span.
+    pub(crate) fn covers(&self, at: usize) -> bool {
+        let after = self.0.partition_point(|&(start, _)| start as usize <= at);
+        self.0[..after].last().is_some_and(|&(_, end)| at < end as usize)
+    }
+}
+
+/// Keys with media ids written in, owned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MediaKeys {
+    keys: Box<[u32]>,
+    cuts: Cuts,
+}
+
+impl MediaKeys {
+    /// The query for these keys.
+
+    pub fn query(&self) -> Query<'_> {
+        Query { keys: &self.keys, cuts: &self.cuts, checked: true }
+    }
+}
+
+type Identity = (Box<[u8]>, u32);
+
+/// Contents by identity. Its size follows what the trees hold: ids that no live key uses are
+/// swept out when the table has doubled since the last sweep.
+#[derive(Debug, Default)]
+pub(crate) struct MediaTable {
+    ids: HashMap<Identity, u32>,
+    next: u32,
+    free: Vec<u32>,
+    sweep_at: usize,
+}
+
+const FIRST_SWEEP: usize = 64;
+
+impl MediaTable {
+    /// Bytes on the heap.
+    pub(crate) fn bytes(&self) -> usize {
+        let digests: usize = self.ids.keys().map(|(digest, _)| digest.len()).sum();
+        self.ids.allocation_size() + self.free.capacity() * size_of::<u32>() + digests
+    }
+
+    pub(crate) fn wants_sweep(&self) -> bool {
+        self.ids.len() >= self.sweep_at.max(FIRST_SWEEP)
+    }
+
+    /// Forgets every id that `live` (keys with the media bit set) does not name.
+    pub(crate) fn sweep(&mut self, live: &HashSet<u32>) {
+        let free = &mut self.free;
+        self.ids.retain(|_, id| {
+            let keep = live.contains(&(*id | MEDIA_BIT));
+            if !keep {
+                free.push(*id);
+            }
+            keep
+        });
+        self.sweep_at = self.ids.len() * 2;
+    }
+
+    /// Keys for `tokens` with `spans` written in. With `intern`, contents not seen before get an
+    /// id; without, they get a key that equals no stored one.
+    pub(crate) fn keys(
+        &mut self,
+        tokens: &[u32],
+        spans: &[Span<'_>],
+        intern: bool,
+    ) -> Result<MediaKeys, Error> {
+        let mut cuts = Vec::with_capacity(spans.len());
+        let mut free_from = 0;
+        for (index, span) in spans.iter().enumerate() {
+            let end = span.start.checked_add(span.length).filter(|end| *end <= tokens.len());
+            let (Some(end), true, true) = (end, span.start >= free_from, span.length > 0) else {
+                return Err(Error::InvalidSpan {
+                    index,
+                    start: span.start,
+                    length: span.length,
+                    tokens: tokens.len(),
+                });
+            };
+            // What stands under a span is the engine's placeholder, whatever its value.
+            check_tokens(&tokens[free_from..span.start], free_from)?;
+            cuts.push((span.start as u32, end as u32));
+            free_from = end;
+        }
+        check_tokens(&tokens[free_from..], free_from)?;
+        let mut keys: Box<[u32]> = tokens.into();
+        for (span, &(start, end)) in spans.iter().zip(&cuts) {
+            let key = self.key(span.digest, end - start, intern);
+            keys[start as usize..end as usize].fill(key);
+        }
+        Ok(MediaKeys { keys, cuts: Cuts(cuts) })
+    }
+
+    fn key(&mut self, digest: &[u8], length: u32, intern: bool) -> u32 {
+        let identity = (digest.into(), length);
+        if let Some(id) = self.ids.get(&identity) {
+            return id | MEDIA_BIT;
+        }
+        if !intern {
+            return UNKNOWN_MEDIA;
+        }
+        let id = self.free.pop().unwrap_or_else(|| {
+            self.next += 1;
+            self.next - 1
+        });
+        self.ids.insert(identity, id);
+        id | MEDIA_BIT
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cut_moves_back_to_the_start_of_its_span_only() {
+        let cuts = Cuts(vec![(10, 20), (20, 25)]);
+        let moved: Vec<usize> = [9, 10, 11, 19, 20, 21, 24, 25, 30].map(|at| cuts.back(at)).into();
+        assert_eq!(moved, [9, 10, 10, 10, 20, 20, 20, 25, 30]);
+        assert!(cuts.covers(10) && cuts.covers(24) && !cuts.covers(9) && !cuts.covers(25));
+    }
+
+    #[test]
+    fn identity_is_digest_and_length() {
+        let mut table = MediaTable::default();
+        let tokens = vec![7; 30];
+        let span = |start, length, digest| Span { start, length, digest };
+        let a = table.keys(&tokens, &[span(0, 10, b"a".as_slice())], true).unwrap();
+        let longer = table.keys(&tokens, &[span(0, 11, b"a".as_slice())], true).unwrap();
+        let again = table.keys(&tokens, &[span(0, 10, b"a".as_slice())], false).unwrap();
+        assert_eq!(a, again);
+        assert_ne!(a.keys[0], longer.keys[0]);
+        let unknown = table.keys(&tokens, &[span(0, 10, b"b".as_slice())], false).unwrap();
+        assert_eq!(unknown.keys[0], UNKNOWN_MEDIA);
+        assert_eq!(table.ids.len(), 2);
+    }
+
+    #[test]
+    fn ids_of_contents_that_are_gone_are_given_out_again() {
+        let mut table = MediaTable::default();
+        for round in 0_u32..1000 {
+            let digest = round.to_le_bytes();
+            let span = Span { start: 0, length: 1, digest: &digest };
+            let keys = table.keys(&[0], &[span], true).unwrap();
+            if table.wants_sweep() {
+                table.sweep(&[keys.keys[0]].into_iter().collect());
+            }
+        }
+        assert!(table.ids.len() <= FIRST_SWEEP, "{}", table.ids.len());
+    }
+
+    #[test]
+    fn spans_out_of_order_overlapping_empty_or_outside_are_refused() {
+        let mut table = MediaTable::default();
+        for spans in [vec![(5, 2), (0, 2)], vec![(0, 5), (4, 2)], vec![(3, 0)], vec![(8, 3)]] {
+            let spans: Vec<_> =
+                spans.iter().map(|&(start, length)| Span { start, length, digest: b"x" }).collect();
+            let refused = table.keys(&[1; 10], &spans, true);
+            assert!(matches!(refused, Err(Error::InvalidSpan { .. })), "{spans:?}");
+        }
+        assert_eq!(table.ids.len(), 0);
+    }
+}

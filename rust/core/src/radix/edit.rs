@@ -1,0 +1,282 @@
+//! The only code that changes a tree's shape, and with it the ledger and the LRU list.
+
+use crate::evict::Dropped;
+use crate::forest::Forest;
+use crate::ids::{NodeId, SegmentId, TreeId};
+use crate::ledger::{Amount, Ledger};
+use crate::lru::Lru;
+use crate::radix::arena::Arena;
+use crate::radix::node::{Checkpoint, End, Node};
+use crate::radix::walk::upward;
+
+/// All trees with what is counted over them.
+#[derive(Debug, Default)]
+pub(crate) struct Trees {
+    pub(crate) arena: Arena,
+    pub(crate) forest: Forest,
+    pub(crate) lru: Lru,
+    pub(crate) ledger: Ledger,
+}
+
+/// A segment's figures, the same for every node that a store adds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SegmentShape {
+    pub(crate) bytes_per_token: u64,
+    pub(crate) buffers: u32,
+    pub(crate) label: u16,
+}
+
+pub(crate) fn segment_amount(node: &Node) -> Amount {
+    Amount {
+        nbytes: node.nbytes(),
+        buffers: u64::from(node.buffers),
+        tokens: node.len() as u64,
+        segments: 1,
+        checkpoints: 0,
+    }
+}
+
+pub(crate) fn checkpoint_amount(checkpoint: &Checkpoint) -> Amount {
+    Amount {
+        nbytes: checkpoint.nbytes,
+        buffers: u64::from(checkpoint.buffers),
+        checkpoints: 1,
+        ..Amount::default()
+    }
+}
+
+impl Trees {
+    pub(crate) fn checkpointed(&self, node: NodeId) -> bool {
+        self.forest.get(self.arena[node].tree).checkpointed
+    }
+
+    fn count(&mut self, tree: TreeId, label: u16, amount: Amount) {
+        self.ledger.add(&mut self.forest.get_mut(tree).held, amount);
+        self.ledger.label(label).nbytes += amount.nbytes;
+    }
+
+    fn discount(&mut self, tree: TreeId, label: u16, amount: Amount) {
+        self.ledger.subtract(&mut self.forest.get_mut(tree).held, amount);
+        self.ledger.label(label).nbytes -= amount.nbytes;
+    }
+
+    /// Hangs a new leaf under `parent`. O(1). The leaf is not in the LRU list yet.
+    pub(crate) fn add_leaf(
+        &mut self,
+        parent: NodeId,
+        keys: Box<[u32]>,
+        segment: SegmentId,
+        shape: SegmentShape,
+    ) -> NodeId {
+        let above = &self.arena[parent];
+        let (tree, first) = (above.tree, keys[0]);
+        let mut node = Node::new(tree, parent, above.end, keys);
+        node.segment = segment;
+        node.bytes_per_token = shape.bytes_per_token;
+        node.buffers = shape.buffers;
+        node.label = shape.label;
+        let amount = segment_amount(&node);
+        let id = self.arena.add(node);
+        self.arena.alter(parent, |parent| parent.children.set(first, id));
+        self.count(tree, shape.label, amount);
+        self.forest.get_mut(tree).nodes += 1;
+        id
+    }
+
+    /// Cuts a node after its first `at` keys. The lower half keeps its id, children, checkpoint
+    /// and leases; the new upper half is as recent and as leased. O(len) for the keys' copy.
+    pub(crate) fn split(
+        &mut self,
+        lower: NodeId,
+        at: usize,
+        upper_segment: SegmentId,
+        lower_segment: SegmentId,
+    ) -> NodeId {
+        let node = &self.arena[lower];
+        let (tree, parent, label, start) = (node.tree, node.parent, node.label, node.start());
+        let (leased, first) = (node.leases > 0, node.keys[0]);
+        let before = segment_amount(node);
+        let mut upper = Node::new(tree, parent, start as u32, node.keys[..at].into());
+        upper.children.set(node.keys[at], lower);
+        upper.segment = upper_segment;
+        upper.bytes_per_token = node.bytes_per_token;
+        upper.buffers = node.buffers;
+        upper.label = label;
+        upper.leases = node.leases;
+        upper.trimmable = node.trimmable;
+        let at = at as u32;
+        let (above, below): (Vec<End>, Vec<End>) = node.ends().iter().partition(|end| end.at <= at);
+        let below = below.iter().map(|end| End { at: end.at - at, ..*end }).collect();
+        upper.ends = boxed(above);
+
+        let upper = self.arena.add(upper);
+        self.arena.alter(parent, |parent| parent.children.set(first, upper));
+        self.arena.alter(lower, |node| {
+            node.keys = node.keys[at as usize..].into();
+            node.media = node.media && node.keys.iter().any(|key| key & crate::keys::MEDIA_BIT != 0);
+            node.ends = boxed(below);
+            node.parent = upper;
+            node.segment = lower_segment;
+        });
+        self.forest.get_mut(tree).nodes += 1;
+
+        let halves = [upper, lower].map(|half| segment_amount(&self.arena[half]));
+        self.discount(tree, label, before);
+        for half in halves {
+            self.count(tree, label, half);
+        }
+        if leased {
+            self.ledger.unlease(before);
+            for half in halves {
+                self.ledger.lease(half);
+            }
+        } else if !self.checkpointed(lower) {
+            self.lru.insert_after(&mut self.arena, lower, upper);
+        }
+        upper
+    }
+
+    /// Takes away a node without children, with its checkpoint. Amortised O(1).
+    pub(crate) fn remove_leaf(&mut self, id: NodeId, dropped: &mut Dropped) {
+        debug_assert!(self.arena[id].children.is_empty() && self.arena[id].leases == 0);
+        if self.arena[id].checkpoint.is_some() {
+            self.remove_checkpoint(id, dropped);
+        }
+        self.remove_ends(id, |_| true);
+        self.lru.remove(&mut self.arena, id);
+        let node = self.arena.remove(id);
+        let amount = segment_amount(&node);
+        self.discount(node.tree, node.label, amount);
+        self.forest.get_mut(node.tree).nodes -= 1;
+        self.arena.alter(node.parent, |parent| parent.children.remove(node.keys[0]));
+        dropped.segments.push(node.segment);
+        dropped.amount += amount;
+    }
+
+    /// Removes the tree where nothing hangs on its root any more.
+    pub(crate) fn remove_if_empty(&mut self, tree: TreeId) {
+        if self.arena[self.forest.get(tree).root].children.is_empty() {
+            self.forest.remove(&mut self.arena, tree);
+        }
+    }
+
+    /// O(depth) for a trimmable one, else O(1). The unit is not in the LRU list yet.
+    pub(crate) fn add_checkpoint(&mut self, id: NodeId, checkpoint: Checkpoint) {
+        let (tree, label) = (self.arena[id].tree, self.arena[id].label);
+        let trimmable = checkpoint.trimmable;
+        self.count(tree, label, checkpoint_amount(&checkpoint));
+        self.arena.alter(id, |node| node.checkpoint = Some(Box::new(checkpoint)));
+        if trimmable {
+            self.each_upward(id, |node| node.trimmable += 1);
+        }
+    }
+
+    /// Takes a node's checkpoint away, and the end that it stood for; its KV stays.
+    pub(crate) fn remove_checkpoint(&mut self, id: NodeId, dropped: &mut Dropped) {
+        self.lru.remove(&mut self.arena, id);
+        let Some(checkpoint) = self.arena.alter(id, |node| node.checkpoint.take()) else { return };
+        let amount = checkpoint_amount(&checkpoint);
+        let (tree, label, len) = (self.arena[id].tree, self.arena[id].label, self.arena[id].len());
+        self.discount(tree, label, amount);
+        if checkpoint.trimmable {
+            self.each_upward(id, |node| node.trimmable -= 1);
+        }
+        self.remove_ends(id, |end| end.at as usize == len);
+        dropped.checkpoints.push(checkpoint.id);
+        dropped.amount += amount;
+    }
+
+    /// In a tree with checkpoints: takes away KV that no checkpoint, lease or branch needs.
+    pub(crate) fn prune(&mut self, mut id: NodeId, dropped: &mut Dropped) {
+        loop {
+            let node = &self.arena[id];
+            let needed = !node.children.is_empty() || node.checkpoint.is_some() || node.leases > 0;
+            if node.is_root() || needed {
+                return;
+            }
+            let parent = node.parent;
+            self.remove_leaf(id, dropped);
+            id = parent;
+        }
+    }
+
+    /// Notes that a store ended after `at` keys of the node. A later label replaces an earlier.
+    pub(crate) fn add_end(&mut self, id: NodeId, at: usize, label: u16) {
+        let at = at as u32;
+        let old = self.arena.alter(id, |node| {
+            let ends = node.ends.get_or_insert_default();
+            if let Some(end) = ends.iter_mut().find(|end| end.at == at) {
+                return Some(std::mem::replace(&mut end.label, label));
+            }
+            ends.push(End { at, label });
+            None
+        });
+        match old {
+            Some(old) => self.ledger.label(old).sequences -= 1,
+            None => self.forest.get_mut(self.arena[id].tree).sequences += 1,
+        }
+        self.ledger.label(label).sequences += 1;
+    }
+
+    fn remove_ends(&mut self, id: NodeId, gone: impl Fn(&End) -> bool) {
+        if self.arena[id].ends.is_none() {
+            return;
+        }
+        let (removed, kept): (Vec<End>, Vec<End>) = self.arena[id].ends().iter().partition(|end| gone(end));
+        self.arena.alter(id, |node| node.ends = boxed(kept));
+        self.forest.get_mut(self.arena[id].tree).sequences -= removed.len() as u64;
+        for end in removed {
+            self.ledger.label(end.label).sequences -= 1;
+        }
+    }
+
+    fn each_upward(&mut self, id: NodeId, change: impl Fn(&mut Node)) {
+        let mut at = id;
+        while !self.arena[at].is_root() {
+            change(&mut self.arena[at]);
+            at = self.arena[at].parent;
+        }
+    }
+
+    /// Moves the path's units to the recent end of the LRU order, leaf first, so that an ancestor
+    /// is never older than its descendant. O(nodes on the path).
+    pub(crate) fn touch_path(&mut self, id: NodeId, stamp: u64) {
+        let mut at = id;
+        while !self.arena[at].is_root() {
+            if self.arena[at].leases == 0 {
+                self.lru.push(&mut self.arena, at, stamp);
+            }
+            at = self.arena[at].parent;
+        }
+    }
+
+    /// Moves one checkpoint's unit to the recent end, unless a lease holds it.
+    pub(crate) fn touch_checkpoint(&mut self, id: NodeId, stamp: u64) {
+        if self.arena[id].checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.leases == 0) {
+            self.lru.push(&mut self.arena, id, stamp);
+        }
+    }
+
+    /// The nodes of a subtree, children before parents.
+    pub(crate) fn postorder(&self, top: NodeId) -> Vec<NodeId> {
+        let mut order = vec![top];
+        let mut next = 0;
+        while let Some(&id) = order.get(next) {
+            order.extend(self.arena[id].children.iter().map(|(_, child)| child));
+            next += 1;
+        }
+        order.reverse();
+        order
+    }
+
+    /// The nodes from `node` up to the child of the root.
+    pub(crate) fn path(&self, node: NodeId) -> Vec<NodeId> {
+        upward(&self.arena, node).collect()
+    }
+}
+
+// Most nodes have no end and keep no vector for it.
+#[allow(clippy::box_collection)]
+fn boxed(ends: Vec<End>) -> Option<Box<Vec<End>>> {
+    (!ends.is_empty()).then(|| Box::new(ends))
+}

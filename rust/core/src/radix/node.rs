@@ -1,0 +1,116 @@
+//! A node: a run of token keys, the segment that holds their KV, and perhaps a checkpoint.
+
+use crate::ids::{CheckpointId, NodeId, SegmentId, TreeId};
+use crate::keys::MEDIA_BIT;
+use crate::radix::children::Children;
+
+/// A copy of the window and state layers after a node's last token.
+#[derive(Debug)]
+pub(crate) struct Checkpoint {
+    pub(crate) id: CheckpointId,
+    pub(crate) nbytes: u64,
+    pub(crate) buffers: u32,
+    /// No window had rotated: it serves every shorter length too, by trimming.
+    pub(crate) trimmable: bool,
+    pub(crate) leases: u32,
+}
+
+/// Where a store ended inside a node, and under which label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct End {
+    /// Tokens of the node up to the end, 1..=len.
+    pub(crate) at: u32,
+    pub(crate) label: u16,
+}
+
+/// Neighbours in the LRU list, and when the unit was last used.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Links {
+    pub(crate) older: NodeId,
+    pub(crate) newer: NodeId,
+    pub(crate) listed: bool,
+    /// The caller's time of the last use. Non-decreasing along the list.
+    pub(crate) stamp: u64,
+}
+
+impl Default for Links {
+    fn default() -> Self {
+        Self { older: NodeId::NONE, newer: NodeId::NONE, listed: false, stamp: 0 }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) keys: Box<[u32]>,
+    pub(crate) children: Children,
+    pub(crate) segment: SegmentId,
+    pub(crate) bytes_per_token: u64,
+    pub(crate) checkpoint: Option<Box<Checkpoint>>,
+    // A Vec would cost 24 bytes in every node, and most nodes have no end.
+    #[allow(clippy::box_collection)]
+    pub(crate) ends: Option<Box<Vec<End>>>,
+    pub(crate) links: Links,
+    pub(crate) parent: NodeId,
+    pub(crate) tree: TreeId,
+    /// Tokens from the root to this node's last key.
+    pub(crate) end: u32,
+    pub(crate) buffers: u32,
+    /// Leases whose path goes through or ends at this node.
+    pub(crate) leases: u32,
+    /// Trimmable checkpoints at or below this node.
+    pub(crate) trimmable: u32,
+    /// The label of the store that brought this node's segment.
+    pub(crate) label: u16,
+    /// Some key carries the media bit.
+    pub(crate) media: bool,
+}
+
+impl Node {
+    pub(crate) fn new(tree: TreeId, parent: NodeId, start: u32, keys: Box<[u32]>) -> Self {
+        Self {
+            end: start + keys.len() as u32,
+            media: keys.iter().any(|key| key & MEDIA_BIT != 0),
+            keys,
+            children: Children::None,
+            segment: SegmentId(0),
+            bytes_per_token: 0,
+            checkpoint: None,
+            ends: None,
+            links: Links::default(),
+            parent,
+            tree,
+            buffers: 0,
+            leases: 0,
+            trimmable: 0,
+            label: 0,
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    pub(crate) fn start(&self) -> usize {
+        self.end as usize - self.keys.len()
+    }
+
+    pub(crate) fn is_root(&self) -> bool {
+        self.parent.is_none()
+    }
+
+    pub(crate) fn nbytes(&self) -> u64 {
+        self.bytes_per_token * self.keys.len() as u64
+    }
+
+    pub(crate) fn ends(&self) -> &[End] {
+        self.ends.as_deref().map_or(&[], Vec::as_slice)
+    }
+
+    /// Bytes on the heap, the node's own slot aside. O(1).
+    pub(crate) fn heap_bytes(&self) -> usize {
+        size_of_val(&*self.keys)
+            + self.children.heap_bytes()
+            + self.checkpoint.as_ref().map_or(0, |_| size_of::<Checkpoint>())
+            + self.ends.as_ref().map_or(0, |ends| size_of::<Vec<End>>() + ends.capacity() * size_of::<End>())
+    }
+}

@@ -1,0 +1,85 @@
+//! Which checkpoints along one unbranched path are kept.
+//!
+//! The newest stays, and the rest are spread out evenly: while there are too many, the one goes
+//! whose going leaves the smallest gap. With checkpoints arriving at even steps, gaps differ by
+//! at most a factor of two.
+
+use crate::evict::Dropped;
+use crate::ids::NodeId;
+use crate::index::PrefixIndex;
+
+impl PrefixIndex {
+    /// Thins out the unbranched path through `node`, whose checkpoint is the newest.
+    /// O(nodes on that path).
+    pub(crate) fn retain_checkpoints(&mut self, node: NodeId, dropped: &mut Dropped) {
+        let (start, mut path) = self.unbranched(node);
+        while path.len() > self.max_checkpoints {
+            let positions: Vec<u32> = path.iter().map(|id| self.trees.arena[*id].end).collect();
+            let may_go = |at: &usize| {
+                let checkpoint = self.trees.arena[path[*at]].checkpoint.as_ref();
+                path[*at] != node && checkpoint.is_some_and(|checkpoint| checkpoint.leases == 0)
+            };
+            let Some(victim) = thinnest(start, &positions, may_go) else { return };
+            let id = path.remove(victim);
+            self.trees.remove_checkpoint(id, dropped);
+            // The deepest may go where a leaf's own store is older than one further up.
+            self.trees.prune(id, dropped);
+        }
+    }
+
+    /// The checkpoints on the unbranched path through `node`, in order, and where it starts.
+    fn unbranched(&self, node: NodeId) -> (u32, Vec<NodeId>) {
+        let arena = &self.trees.arena;
+        let mut top = node;
+        while !arena[arena[top].parent].is_root() && arena[arena[top].parent].children.len() == 1 {
+            top = arena[top].parent;
+        }
+        let start = arena[arena[top].parent].end;
+        let mut path = Vec::new();
+        let mut at = Some(top);
+        while let Some(id) = at {
+            if arena[id].checkpoint.is_some() {
+                path.push(id);
+            }
+            at = arena[id].children.only();
+        }
+        (start, path)
+    }
+}
+
+/// The position whose removal leaves the smallest gap, among those that may go. The deepest has
+/// no gap behind it and goes only where no other may.
+fn thinnest(start: u32, positions: &[u32], may_go: impl Fn(&usize) -> bool) -> Option<usize> {
+    let gap = |at: usize| {
+        let before = if at == 0 { start } else { positions[at - 1] };
+        positions.get(at + 1).map_or(u32::MAX, |after| after - before)
+    };
+    (0..positions.len()).filter(may_go).min_by_key(|at| gap(*at))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A 234K-token prompt with a checkpoint at every step keeps the newest, and no gap is more
+    /// than twice what even spacing would give.
+    #[test]
+    fn many_checkpoints_thin_out_evenly() {
+        for keep in 2..12 {
+            let mut kept: Vec<u32> = Vec::new();
+            for step in 1..=113 {
+                kept.push(step * 2048);
+                if kept.len() > keep {
+                    let newest = kept.len() - 1;
+                    let victim = thinnest(0, &kept, |at| *at != newest).unwrap();
+                    kept.remove(victim);
+                }
+                let edges = [&[0], &kept[..]].concat();
+                let largest = edges.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap();
+                let even = step * 2048 / kept.len() as u32;
+                assert_eq!(kept.last(), Some(&(step * 2048)));
+                assert!(largest <= 2 * even.max(2048), "{keep}: {kept:?}");
+            }
+        }
+    }
+}
