@@ -30,8 +30,6 @@ pub enum Error {
     },
     /// The plan is unknown: committed or aborted before.
     UnknownPlan,
-    /// The tree changed between plan and commit; plan again. The plan is gone.
-    Stale,
 }
 
 impl fmt::Display for Error {
@@ -52,7 +50,6 @@ impl fmt::Display for Error {
                 write!(f, "a prompt of {tokens} tokens is longer than the limit of 2147483647")
             }
             Self::UnknownPlan => f.write_str("this plan was committed or aborted before"),
-            Self::Stale => f.write_str("the tree changed since the plan was made"),
         }
     }
 }

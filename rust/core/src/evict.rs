@@ -22,7 +22,6 @@ pub struct Dropped {
 
 impl Dropped {
     /// Whether nothing left.
-
     pub fn is_empty(&self) -> bool {
         self.segments.is_empty() && self.checkpoints.is_empty()
     }
@@ -154,8 +153,14 @@ impl PrefixIndex {
 
     /// The layouts that a namespace has trees of, oldest first.
     pub fn layouts(&self, namespace: &str) -> Vec<LayoutId> {
-        let trees = self.trees.forest.of(namespace).iter();
-        trees.map(|id| self.trees.forest.get(*id).layout).collect()
+        let mut layouts = Vec::new();
+        for id in self.trees.forest.of(namespace) {
+            let layout = self.trees.forest.get(*id).layout;
+            if !layouts.contains(&layout) {
+                layouts.push(layout);
+            }
+        }
+        layouts
     }
 }
 

@@ -1,4 +1,7 @@
 //! The trees: one per namespace and layout.
+//!
+//! Stores with and without checkpoints under one layout go into two trees, so that no tree ever
+//! holds both kinds, whatever a caller does.
 
 use hashbrown::HashMap;
 
@@ -42,8 +45,9 @@ impl Forest {
         self.names.get(namespace).map_or(&[], Vec::as_slice)
     }
 
-    pub(crate) fn find(&self, namespace: &str, layout: LayoutId) -> Option<TreeId> {
-        self.of(namespace).iter().copied().find(|id| self.get(*id).layout == layout)
+    pub(crate) fn find(&self, namespace: &str, layout: LayoutId, checkpointed: bool) -> Option<TreeId> {
+        let fits = |tree: &Tree| tree.layout == layout && tree.checkpointed == checkpointed;
+        self.of(namespace).iter().copied().find(|id| fits(self.get(*id)))
     }
 
     pub(crate) fn find_or_add(
@@ -53,7 +57,7 @@ impl Forest {
         layout: LayoutId,
         checkpointed: bool,
     ) -> TreeId {
-        if let Some(id) = self.find(namespace, layout) {
+        if let Some(id) = self.find(namespace, layout, checkpointed) {
             return id;
         }
         let id = self.free.pop().unwrap_or_else(|| {

@@ -67,7 +67,6 @@ pub struct Inserted {
 
 impl PrefixIndex {
     /// An empty index. A grain or a number of checkpoints of 0 counts as 1.
-
     pub fn new(limits: Limits) -> Self {
         let half = u64::MAX / 2;
         Self {
@@ -142,7 +141,8 @@ impl PrefixIndex {
                 return Ok(Inserted { length: query.cuts.back(query.len()), new_tokens: 0, evicted });
             }
             Planned::TooLarge | Planned::InsideMedia => {
-                return Ok(Inserted { length: 0, new_tokens: 0, evicted });
+                let length = self.match_prefix(namespace, query, query.len(), None)?.length;
+                return Ok(Inserted { length, new_tokens: 0, evicted });
             }
         };
         // Nothing comes between plan and commit, so it cannot be stale; and a split drops only

@@ -24,19 +24,16 @@ pub struct Query<'a> {
 
 impl<'a> Query<'a> {
     /// Plain token ids, without media. They are checked by the call that uses them.
-
     pub fn tokens(keys: &'a [u32]) -> Self {
         Self { keys, cuts: Cuts::none(), checked: false }
     }
 
     /// Length in tokens.
-
     pub fn len(&self) -> usize {
         self.keys.len()
     }
 
     /// Whether there is no token at all.
-
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }

@@ -19,7 +19,7 @@ pub enum Reason {
     NoCheckpoint,
     /// The match ended at other media, or inside a media span, before any usable token.
     Media,
-    /// The engine needs one token to run, and there are no two.
+    /// The caller can use none: the engine needs one token to run, and there are no two.
     TooShort,
 }
 
@@ -213,7 +213,7 @@ impl PrefixIndex {
         let nothing = Match {
             length: 0,
             matched: 0,
-            reason: if query.len() < 2 { Reason::TooShort } else { Reason::NoEntry },
+            reason: if limit == 0 { Reason::TooShort } else { Reason::NoEntry },
             checkpoint_at: None,
             layout: None,
             visited: 0,

@@ -46,20 +46,6 @@ impl Lru {
         self.len += 1;
     }
 
-    /// Puts `id` right after `older`, as recent as it: the upper half of a split.
-    pub(crate) fn insert_after(&mut self, arena: &mut Arena, older: NodeId, id: NodeId) {
-        let next = arena[older].links.newer;
-        let stamp = arena[older].links.stamp;
-        arena[id].links = crate::radix::node::Links { older, newer: next, listed: true, stamp };
-        arena[older].links.newer = id;
-        if next.is_none() {
-            self.newest = id;
-        } else {
-            arena[next].links.older = id;
-        }
-        self.len += 1;
-    }
-
     /// Takes `id` out; nothing happens where it is not in the list.
     pub(crate) fn remove(&mut self, arena: &mut Arena, id: NodeId) {
         let links = arena[id].links;

@@ -55,7 +55,6 @@ pub struct MediaKeys {
 
 impl MediaKeys {
     /// The query for these keys.
-
     pub fn query(&self) -> Query<'_> {
         Query { keys: &self.keys, cuts: &self.cuts, checked: true }
     }

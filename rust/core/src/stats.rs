@@ -41,7 +41,6 @@ pub struct Stats {
 
 impl PrefixIndex {
     /// O(number of trees).
-
     pub fn stats(&self) -> Stats {
         let namespaces: Vec<&str> = self.trees.forest.namespaces().collect();
         let mut trees = TreeStats::default();
@@ -59,7 +58,6 @@ impl PrefixIndex {
     }
 
     /// O(layouts of the namespace). All zero where nothing is stored.
-
     pub fn namespace_stats(&self, namespace: &str) -> TreeStats {
         let mut sum = TreeStats::default();
         for id in self.trees.forest.of(namespace) {
@@ -83,25 +81,21 @@ impl PrefixIndex {
     }
 
     /// Ends of stores that are fully present, over all trees. O(1).
-
     pub fn sequences(&self) -> u64 {
         self.trees.ledger.labels().iter().map(|label| label.sequences).sum()
     }
 
     /// What each label's stores hold.
-
     pub fn labels(&self) -> &[LabelAmount] {
         self.trees.ledger.labels()
     }
 
     /// Bytes held. O(1).
-
     pub fn nbytes(&self) -> u64 {
         self.trees.ledger.held().nbytes
     }
 
     /// Tokens held. O(1).
-
     pub fn ntokens(&self) -> u64 {
         self.trees.ledger.held().tokens
     }

@@ -143,10 +143,11 @@ impl PrefixIndex {
         let stamp = self.tick(stamp);
         let n = request.query.len();
         let length = request.query.cuts.back(n);
-        if length == 0 || request.checkpoint.is_some() && length < n {
+        let checkpointed = request.checkpoint.is_some();
+        if length == 0 || checkpointed && length < n {
             return Ok((Planned::InsideMedia, Dropped::default()));
         }
-        let Some(tree) = self.trees.forest.find(request.namespace, request.layout) else {
+        let Some(tree) = self.trees.forest.find(request.namespace, request.layout, checkpointed) else {
             if !request.query.checked {
                 crate::keys::check_tokens(request.query.keys, 0)?;
             }
@@ -194,14 +195,18 @@ impl PrefixIndex {
         let mut dropped = Dropped::default();
         let mut lease = tree.and_then(|tree| self.protect(tree, &draft));
         let mut fits = self.fitting(request, &draft, self.room());
+        // Without a checkpoint to add, tokens beyond those that are held are all there is to gain.
+        let held = if request.checkpoint.is_some() { 0 } else { draft.from };
         if fits != Some(draft.length)
             && let Some((node, shorter)) = self.without_the_cut_node(request, &draft)
-            && shorter.length > fits.unwrap_or(0)
+            && shorter.length > fits.unwrap_or(held)
         {
             // The other side of the divergence goes, so that this one fits.
             self.unprotect(lease.take(), &mut dropped);
             lease = tree.and_then(|tree| self.protect(tree, &shorter));
+            let tree = self.trees.arena[node].tree;
             self.evict_subtree(node, &mut dropped);
+            self.trees.remove_if_empty(tree);
             fits = Some(shorter.length);
             draft = shorter;
         }
@@ -350,13 +355,14 @@ impl PrefixIndex {
             return Ok(Committed { stale: true, dropped });
         };
         let last = self.attach(&pending, place, &mut dropped);
-        if pending.checkpoint.is_none() {
-            self.trees.touch_path(last, stamp);
-        }
+        // First the release, then the touch: what was stored is more recent than the other half of
+        // a split, which the lease covers too.
         self.unprotect(pending.lease, &mut dropped);
         if pending.checkpoint.is_some() {
             self.trees.touch_checkpoint(last, stamp);
             self.retain_checkpoints(last, &mut dropped);
+        } else {
+            self.trees.touch_path(last, stamp);
         }
         Ok(Committed { stale: false, dropped })
     }

@@ -84,7 +84,8 @@ impl Trees {
     }
 
     /// Cuts a node after its first `at` keys. The lower half keeps its id, children, checkpoint
-    /// and leases; the new upper half is as recent and as leased. O(len) for the keys' copy.
+    /// and leases; the new upper half is leased as often. The node is leased by the store that
+    /// cuts it, so neither half has a place in the LRU list. O(len) for the keys' copy.
     pub(crate) fn split(
         &mut self,
         lower: NodeId,
@@ -94,7 +95,8 @@ impl Trees {
     ) -> NodeId {
         let node = &self.arena[lower];
         let (tree, parent, label, start) = (node.tree, node.parent, node.label, node.start());
-        let (leased, first) = (node.leases > 0, node.keys[0]);
+        debug_assert!(node.leases > 0, "a node is cut by the store that leases it");
+        let first = node.keys[0];
         let before = segment_amount(node);
         let mut upper = Node::new(tree, parent, start as u32, node.keys[..at].into());
         upper.children.set(node.keys[at], lower);
@@ -125,13 +127,9 @@ impl Trees {
         for half in halves {
             self.count(tree, label, half);
         }
-        if leased {
-            self.ledger.unlease(before);
-            for half in halves {
-                self.ledger.lease(half);
-            }
-        } else if !self.checkpointed(lower) {
-            self.lru.insert_after(&mut self.arena, lower, upper);
+        self.ledger.unlease(before);
+        for half in halves {
+            self.ledger.lease(half);
         }
         upper
     }

@@ -1,0 +1,75 @@
+"""Prefix cache for MLX inference engines.
+
+``KVPrefixCache`` keeps the KV state of what was computed and hands the longest reusable prefix
+back; ``PrefixIndex`` is its native index by itself. Importing this package imports neither mlx nor
+mlx_lm; using ``KVPrefixCache`` imports mlx.
+
+Logging goes through loguru and is silent until the application calls ``logger.enable("kvcache")``.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from loguru import logger
+
+from kvcache._core import PrefixIndex, __version__
+from kvcache.errors import (
+    AllocationError,
+    ClosedError,
+    ConfigError,
+    InternalError,
+    KVCacheError,
+    TokenError,
+)
+from kvcache.memory.pressure import PressureSource, SystemMemoryPressure
+from kvcache.results import Eviction, Hit, MediaSpan, Stored
+from kvcache.stats import Stats
+
+if TYPE_CHECKING:
+    from kvcache import layers
+    from kvcache.cache import KVPrefixCache
+    from kvcache.pin import Pin
+    from kvcache.session import Session
+
+__all__ = [
+    "AllocationError",
+    "ClosedError",
+    "ConfigError",
+    "Eviction",
+    "Hit",
+    "InternalError",
+    "KVCacheError",
+    "KVPrefixCache",
+    "MediaSpan",
+    "Pin",
+    "PrefixIndex",
+    "PressureSource",
+    "Session",
+    "Stats",
+    "Stored",
+    "SystemMemoryPressure",
+    "TokenError",
+    "__version__",
+    "layers",
+]
+
+# What needs mlx is imported at its first use.
+_LAZY = {"KVPrefixCache": "kvcache.cache", "Pin": "kvcache.pin", "Session": "kvcache.session"}
+
+logger.disable("kvcache")
+
+
+def __getattr__(name: str) -> Any:
+    if name == "layers":
+        return import_module("kvcache.layers")
+    if name in _LAZY:
+        value = getattr(import_module(_LAZY[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'kvcache' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,363 @@
+"""KVPrefixCache: the façade that engines use."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from typing import TYPE_CHECKING, Any, Self
+
+import mlx.core as mx
+import psutil
+
+from kvcache._core import CacheIndex, Tokens
+from kvcache.errors import ConfigError
+from kvcache.fetching import fetch, hit_of
+from kvcache.memory.limits import MemoryLimits, resolve_max_buffers, resolve_memory_limit
+from kvcache.memory.pressure import PressureSource
+from kvcache.memory.reclaim import GcPolicy, check_policy
+from kvcache.pin import Pin
+from kvcache.results import Eviction, Hit, MediaSpan, Stored, media_keys
+from kvcache.session import Session
+from kvcache.sizes import parse_size
+from kvcache.state import State
+from kvcache.storing import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
+
+    from kvcache._core import Dropped
+    from kvcache.stats import Stats
+
+
+class KVPrefixCache:
+    """Keeps the KV state of what was computed, and hands the longest reusable prefix back.
+
+    Every prefix is stored once: the nodes of a radix tree own the KV of just their own tokens.
+    Eviction is LRU, tails first, and what it drops is given back to the system before the call
+    returns. All methods are safe to call from several threads; array work runs on the calling
+    thread, outside the lock.
+
+    Args:
+        max_bytes: Bytes of KV and checkpoints at every moment: an int, or a text such as "4GB" or
+            "512MiB". None: no such limit.
+        max_buffers: MLX arrays at every moment. None: 80 % of the device's resource limit, where
+            it has one.
+        memory_limit: MLX active memory to stay under when copying: bytes, a text, or a float from
+            0 to 1 as a fraction of the device's memory.
+        pressure: Another source of memory pressure, e.g. ``SystemMemoryPressure()``.
+        segment_tokens: Tokens of a segment at most.
+        max_checkpoints: Checkpoints kept along one unbranched path.
+        gc: ``"always"`` collects in every eviction cycle; ``"auto"`` only where dropping the
+            references alone did not free what the ledger said.
+        clock: Seconds; read at each use, only ``evict_idle`` looks at it.
+
+    Raises:
+        ConfigError: A parameter that cannot be used.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_bytes: int | str | None = None,
+        max_buffers: int | None = None,
+        memory_limit: float | str | None = None,
+        pressure: PressureSource | None = None,
+        segment_tokens: int = 1024,
+        max_checkpoints: int = 8,
+        gc: GcPolicy = "always",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if pressure is not None and not isinstance(pressure, PressureSource):
+            raise TypeError(f"pressure needs a method excess_bytes(), found {type(pressure).__name__}")
+        for name, value in (("segment_tokens", segment_tokens), ("max_checkpoints", max_checkpoints)):
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{name} must be an int, found {type(value).__name__}")
+        info = mx.device_info()
+        index = CacheIndex(
+            max_bytes=None if max_bytes is None else parse_size(max_bytes, "max_bytes"),
+            max_buffers=resolve_max_buffers(max_buffers, info),
+            segment_tokens=segment_tokens,
+            max_checkpoints=max_checkpoints,
+        )
+        system = psutil.virtual_memory().total
+        limits = MemoryLimits(resolve_memory_limit(memory_limit, info, system), pressure)
+        self._state = State(index, limits, check_policy(gc), clock, max_checkpoints)
+        self._finalizer = weakref.finalize(self, State.abandon, self._state)
+        self._finalizer.atexit = False
+
+    def fetch(
+        self, tokens: Any, *, namespace: str = "", media: Sequence[MediaSpan] = (), take: bool = False
+    ) -> Hit:
+        """Hands out the longest prefix of ``tokens`` that can be reused, at most all but one token.
+
+        The prompt cache belongs to the caller: appending to it changes nothing that is stored. It
+        has room for the remaining tokens. What served it becomes the most recently used.
+
+        Args:
+            tokens: The whole prompt: a list, a tuple or an integer array of token ids.
+            namespace: What must never mix: model, adapter, quantisation, tenant.
+            media: Spans of the prompt that stand for images, audio and the like.
+            take: Move the part that nothing else continues out of the cache, layer by layer,
+                instead of copying it; it comes back with the next store.
+
+        Returns:
+            The hit, or a miss with its reason.
+
+        Raises:
+            TokenError: A token id that is out of range.
+            TypeError: Tokens of another type.
+            AllocationError: There is no memory for the copy, not even after an eviction.
+
+        Complexity: O(len(tokens)) for the match, one copy of the KV; the number of stored prompts
+        plays no part.
+        """
+        key, spans = Tokens(tokens), _checked(namespace, media)
+        return fetch(self._state, key, tokens, namespace, media, spans, take)
+
+    def peek(self, tokens: Any, *, namespace: str = "", media: Sequence[MediaSpan] = ()) -> Hit:
+        """What :meth:`fetch` would find; copies, touches and counts nothing.
+
+        Raises:
+            TokenError: A token id that is out of range.
+            TypeError: Tokens of another type.
+        """
+        key, spans = Tokens(tokens), _checked(namespace, media)
+        with self._state.guard() as index:
+            found = index.lookup(key, namespace, spans, max(len(key) - 1, 0))
+        return hit_of(found, tokens, namespace, media, None)
+
+    def store(
+        self,
+        tokens: Any,
+        prompt_cache: Any,
+        *,
+        namespace: str = "",
+        media: Sequence[MediaSpan] = (),
+        length: int | None = None,
+        label: str = "",
+        donate: bool = False,
+    ) -> Stored:
+        """Stores what ``prompt_cache`` holds under its tokens; copies only what is not held yet.
+
+        Args:
+            tokens: The tokens that were run, from the first. More than the cache holds is fine:
+                the last sampled token was never run.
+            prompt_cache: mlx-lm layer caches, one per layer, all at one offset.
+            namespace: As in :meth:`fetch`.
+            media: As in :meth:`fetch`.
+            length: Store this many tokens only; for caches whose layers can all be cut there.
+            label: Counted by label.
+            donate: Move the layers in one by one: the caller's cache is empty afterwards, unless
+                the store was refused.
+
+        Returns:
+            What was stored, or why not; a refusal changes nothing.
+
+        Raises:
+            TokenError: A token id that is out of range.
+            TypeError: Tokens or prompt_cache of another type.
+            AllocationError: There is no memory for the copy, not even after an eviction; what was
+                stored before is still there, less what was evicted.
+        """
+        key, spans = Tokens(tokens), _checked(namespace, media)
+        return self._store(key, prompt_cache, namespace, spans, length, label, donate)
+
+    def _store(
+        self,
+        key: Tokens,
+        prompt_cache: Any,
+        namespace: str,
+        spans: list[tuple[int, int, bytes]],
+        length: int | None,
+        label: str,
+        donate: bool,
+    ) -> Stored:
+        if length is not None:
+            _whole("length", length)
+        if not isinstance(label, str):
+            raise TypeError(f"label must be a str, found {type(label).__name__}")
+        return Store(self._state, key, namespace, spans, label, donate).run(prompt_cache, length)
+
+    def session(
+        self,
+        tokens: Any,
+        *,
+        model: Any = None,
+        draft_model: Any = None,
+        namespace: str = "",
+        media: Sequence[MediaSpan] = (),
+        take: bool = False,
+        prefill_step_size: int = 2048,
+        kv_bits: int | None = None,
+    ) -> Session:
+        """One request from fetch to store, as a context manager: see :class:`kvcache.Session`."""
+        _whole("prefill_step_size", prefill_step_size)
+        if prefill_step_size < 1:
+            raise ConfigError(f"prefill_step_size must be at least 1, found {prefill_step_size}")
+        return Session(
+            self,
+            tokens,
+            model=model,
+            draft_model=draft_model,
+            namespace=namespace,
+            media=media,
+            take=take,
+            prefill_step_size=prefill_step_size,
+            kv_bits=kv_bits,
+        )
+
+    def reserve(self, nbytes: int, *, protect: Hit | None = None) -> Eviction:
+        """Makes room for ``nbytes`` under ``max_bytes`` and ``memory_limit`` before a long prefill.
+
+        Args:
+            nbytes: Bytes that are about to be allocated and stored.
+            protect: A hit whose entry stays.
+
+        Returns:
+            What was evicted. Where so much room cannot be made under ``max_bytes``, nothing is.
+        """
+        nbytes = parse_size(nbytes, "nbytes")
+        lease = None
+        if protect is not None and protect.length:
+            spans = media_keys(protect.media)
+            with self._state.guard() as index:
+                key = Tokens(protect.tokens)
+                lease = index.acquire(key, protect.namespace, spans, protect.length).lease
+        try:
+            evicted = self._state.cycle(lambda index: index.make_room(nbytes, 0))
+            return evicted + self._state.relieve(nbytes)
+        finally:
+            self._state.release(lease)
+
+    def evict(self, nbytes: int) -> Eviction:
+        """Evicts the shortest run of the LRU order that has ``nbytes``; pinned entries stay.
+
+        When it returns, MLX active + cached memory is lower by that much. ``evict(0)`` does
+        nothing.
+        """
+        nbytes = parse_size(nbytes, "nbytes")
+        return self._state.evict(nbytes)
+
+    def evict_idle(self, seconds: float) -> Eviction:
+        """Evicts what was not used for ``seconds`` by the clock; pinned entries stay."""
+        if not seconds >= 0:
+            raise ConfigError(f"seconds must not be negative, found {seconds}")
+        since = self._state.stamp() - int(seconds * 1e6)
+        if since < 0:
+            return Eviction()
+        return self._state.cycle(lambda index: index.evict_idle(since))
+
+    def trim_to(self, *, nbytes: int | None = None, tokens: int | None = None) -> Eviction:
+        """Evicts until at most ``nbytes`` bytes and ``tokens`` tokens are held; pinned entries stay."""
+        most_bytes = None if nbytes is None else parse_size(nbytes, "nbytes")
+        most_tokens = None if tokens is None else _whole("tokens", tokens)
+
+        def plan(index: CacheIndex) -> Dropped:
+            over = 0 if most_bytes is None else max(0, index.nbytes - most_bytes)
+            too_many = 0 if most_tokens is None else max(0, index.ntokens - most_tokens)
+            return index.evict(nbytes=over, tokens=too_many)
+
+        return self._state.cycle(plan)
+
+    def pin(self, tokens: Any, *, namespace: str = "", media: Sequence[MediaSpan] = ()) -> Pin:
+        """Keeps the longest stored prefix of ``tokens`` from eviction, until released.
+
+        Returns:
+            A context manager. Its ``tokens`` says how many are pinned: 0 where nothing matched. A
+            node matched in part is pinned whole; of a hybrid model the deepest usable checkpoint
+            with its KV is.
+        """
+        key, spans = Tokens(tokens), _checked(namespace, media)
+        with self._state.guard() as index:
+            acquired = index.acquire(key, namespace, spans, len(key))
+        return Pin(self._state, acquired.lease, acquired.found.length)
+
+    def drop(self, namespace: str) -> Eviction:
+        """Drops all of a namespace, pinned or not."""
+        _checked(namespace, ())
+        evicted = self._state.cycle(lambda index: index.drop(namespace))
+        with self._state.guard():
+            self._state.counters.forget(namespace)
+        return evicted
+
+    def clear(self) -> Eviction:
+        """Drops everything, pinned or not, and gives MLX's pool back."""
+        return self._state.cycle(lambda index: index.clear(), always=True)
+
+    def close(self) -> None:
+        """Clears the cache for good: later calls raise ClosedError. Closing twice is fine."""
+        if self._state.closed:
+            return
+        self.clear()
+        self._state.closed = True
+        self._finalizer.detach()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held now, by the ledger."""
+        with self._state.guard() as index:
+            return index.nbytes
+
+    @property
+    def ntokens(self) -> int:
+        """Tokens of KV held now; a shared prefix counts once."""
+        with self._state.guard() as index:
+            return index.ntokens
+
+    def __len__(self) -> int:
+        """Stored sequences: distinct ends of stores that are fully present, nested ones each."""
+        with self._state.guard() as index:
+            return index.sequences
+
+    def __bool__(self) -> bool:
+        """A cache is a cache, also an empty one."""
+        return True
+
+    def __repr__(self) -> str:
+        if self._state.closed:
+            return "KVPrefixCache(closed)"
+        return f"KVPrefixCache({len(self)} sequences, {self.ntokens} tokens, {self.nbytes} bytes)"
+
+    def stats(self, namespace: str | None = None) -> Stats:
+        """Counters and figures, of all or of one namespace."""
+        if namespace is not None:
+            _checked(namespace, ())
+        with self._state.guard() as index:
+            return self._state.counters.stats(index.stats(namespace), namespace)
+
+    def validate(self) -> None:
+        """Checks every invariant, the ledger against the arrays held included. O(everything).
+
+        Raises:
+            InternalError: Names the broken invariant.
+        """
+        with self._state.guard() as index:
+            index.validate()
+            figures = index.stats()
+            self._state.segments.check(figures.nbytes, figures.buffers, figures.segments, figures.checkpoints)
+
+
+def _checked(namespace: str, media: Sequence[MediaSpan]) -> list[tuple[int, int, bytes]]:
+    if not isinstance(namespace, str):
+        raise TypeError(f"namespace must be a str, found {type(namespace).__name__}")
+    return media_keys(media)
+
+
+def _whole(name: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, found {type(value).__name__}")
+    if value < 0:
+        raise ConfigError(f"{name} must not be negative, found {value}")
+    return value

@@ -1,0 +1,66 @@
+"""The `kvcache` command.
+
+One module per subcommand, each with `add_parser(subparsers)` and `run(args) -> int`. This module and the
+subcommands' own import nothing heavy, so that `--help` and a mistyped option answer at once; what needs MLX
+is imported inside `run`.
+
+Exit codes: 0 done, 1 a failure that one sentence on stderr explains (or a demo whose promise did not hold),
+2 a usage error, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from kvcache.cli import demo
+from kvcache.cli.console import CliError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["CliError", "main"]
+
+_SUBCOMMANDS = (demo,)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command.
+
+    Args:
+        argv: Arguments without the program's name; None takes the process's own.
+
+    Returns:
+        The process's exit code.
+    """
+    try:
+        args = _parser().parse_args(argv)
+    except SystemExit as stop:  # argparse has printed the usage, the help or the version
+        return stop.code if isinstance(stop.code, int) else 2
+    run: Callable[[argparse.Namespace], int] = args.run
+    try:
+        return run(args)
+    except CliError as error:
+        print(f"kvcache: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("kvcache: interrupted", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="kvcache", description="Prefix cache for MLX inference engines.")
+    parser.add_argument("--version", action="version", version=f"kvcache {_version()}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for subcommand in _SUBCOMMANDS:
+        subcommand.add_parser(subparsers)
+    return parser
+
+
+def _version() -> str:
+    try:
+        return metadata.version("kvcache")
+    except metadata.PackageNotFoundError:  # run from a source tree that was never installed
+        return "(not installed)"

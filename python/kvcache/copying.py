@@ -1,0 +1,158 @@
+"""What a fetch and a store copy, layer by layer.
+
+A fetch joins segments into new buffers; a store cuts a caller's buffers into segments. With
+``take`` and ``donate`` each layer is let go of before the next one is copied, so that the peak
+over one copy is one layer and not one context.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+
+from kvcache import arrays
+from kvcache.layers.base import Image, SpanAdapter
+from kvcache.layers.layout import ImageLeaf
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvcache._core import Planned
+    from kvcache.arrays import Array
+    from kvcache.layers.layout import Layout
+    from kvcache.layers.prompt import Prompt
+    from kvcache.segments import Checkpoint, Segment
+
+
+@dataclass
+class Piece:
+    """A segment's part in a hit.
+
+    Attributes:
+        segment: Its arrays.
+        tokens: Leading tokens used.
+        owned: It was taken out of the cache: arrays go as soon as they are copied.
+    """
+
+    segment: list[Array | None]
+    tokens: int
+    owned: bool = False
+
+
+@dataclass
+class Copies:
+    """What a store is going to commit."""
+
+    segments: dict[int, Segment]
+    checkpoint: tuple[int, Checkpoint] | None
+
+
+def join(
+    layout: Layout,
+    pieces: Sequence[Piece],
+    images: Sequence[Image],
+    length: int,
+    trim: bool,
+    remaining: int,
+    frugal: bool,
+) -> list[Any]:
+    """A prompt cache of ``length`` tokens in arrays of its own.
+
+    Args:
+        layout: What the pieces and images came from.
+        pieces: Segments from the root down.
+        images: The checkpoint's window and state layers.
+        length: Tokens held.
+        trim: The images stand beyond ``length`` and are trimmed to it.
+        remaining: Tokens that the caller is going to add: room is left for them.
+        frugal: Layer by layer, MLX's pool cleared between layers.
+    """
+    caches: list[Any] = []
+    made: list[Array] = []
+    spans_at, images_at = 0, 0
+    for leaf in layout.leaves:
+        if isinstance(leaf, ImageLeaf):
+            caches.append(_restore(images[images_at], length if trim else None, made))
+            images_at += 1
+        else:
+            numbers = range(spans_at, spans_at + len(leaf.arrays))
+            capacity = leaf.adapter.capacity(length, remaining)
+            joined = [_join_one(pieces, number, capacity) for number in numbers]
+            spans_at += len(leaf.arrays)
+            made.extend(joined)
+            caches.append(leaf.adapter.build(leaf.cls, leaf.static, joined, length))
+            del joined
+        if frugal:
+            arrays.evaluate(made)
+            made.clear()
+            for piece in pieces:
+                if piece.owned and not isinstance(leaf, ImageLeaf):
+                    piece.segment[spans_at - len(leaf.arrays) : spans_at] = [None] * len(leaf.arrays)
+            mx.clear_cache()
+    arrays.evaluate(made)
+    return layout.group(caches)
+
+
+def _join_one(pieces: Sequence[Piece], number: int, capacity: int) -> Array:
+    parts = [(array, piece.tokens) for piece in pieces if (array := piece.segment[number]) is not None]
+    return arrays.join(parts, capacity)
+
+
+def _restore(image: Image, length: int | None, made: list[Array]) -> Any:
+    views = image.arrays if length is None else [array[..., :length, :] for array in image.arrays]
+    copies = [arrays.detach(view) for view in views]
+    made.extend(copies)
+    return image.rebuild(copies, length)
+
+
+def cut(
+    planned: Planned, prompt: Prompt, images: list[Image], halved: Segment | None, donate: bool
+) -> Copies:
+    """Copies what a plan asks for: new segments, the halves of a split, a checkpoint.
+
+    Args:
+        planned: The plan.
+        prompt: The caller's cache, at least as long as the plan.
+        images: Its window and state layers.
+        halved: The arrays of the segment to be split, if one is.
+        donate: Let go of the caller's layers one by one.
+    """
+    segments: dict[int, Segment] = {number: [] for number, _, _ in planned.segments}
+    if planned.split is not None and halved is not None:
+        _, upper, lower, at = planned.split
+        segments[upper] = [arrays.cut(array, 0, at) for array in halved]
+        segments[lower] = [arrays.cut(array, at, array.shape[-2]) for array in halved]
+        arrays.evaluate([*segments[upper], *segments[lower]])
+    made: list[Array] = []
+    stored: list[Image] = []
+    left = iter(images)
+    for adapter, cache in zip(prompt.adapters, prompt.caches, strict=True):
+        if isinstance(adapter, SpanAdapter):
+            made.extend(_cut_layer(adapter.arrays(cache), planned, segments))
+        else:
+            image = next(left)
+            copies = [arrays.detach(array) for array in image.arrays]
+            made.extend(copies)
+            stored.append(Image(copies, image.rebuild, image.trimmable))
+            if donate:
+                image.arrays.clear()
+        if donate:
+            arrays.evaluate(made)
+            made.clear()
+            adapter.clear(cache)
+            mx.clear_cache()
+    arrays.evaluate(made)
+    checkpoint = None if planned.checkpoint is None else (planned.checkpoint, stored)
+    return Copies(segments, checkpoint)
+
+
+def _cut_layer(buffers: list[Array], planned: Planned, segments: dict[int, Segment]) -> list[Array]:
+    made = []
+    for buffer in buffers:
+        for number, start, end in planned.segments:
+            copy = arrays.cut(buffer, start, end)
+            segments[number].append(copy)
+            made.append(copy)
+    return made

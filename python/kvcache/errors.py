@@ -1,0 +1,40 @@
+"""The exceptions of kvcache. Refusals and misses are return values, not exceptions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvcache.results import Eviction
+
+
+class KVCacheError(Exception):
+    """Base of all errors that kvcache raises on purpose."""
+
+
+class TokenError(KVCacheError, ValueError):
+    """A token id outside 0..2³¹-1, or tokens of the wrong shape; names position and value."""
+
+
+class ConfigError(KVCacheError, ValueError):
+    """A parameter that cannot be used: an unreadable size, a negative number, a bad span."""
+
+
+class ClosedError(KVCacheError):
+    """The cache was closed."""
+
+
+class InternalError(KVCacheError):
+    """A broken invariant: a defect of kvcache, worth a report."""
+
+
+class AllocationError(KVCacheError, MemoryError):
+    """Memory for a copy could not be had, not even after an eviction.
+
+    Attributes:
+        evicted: What was evicted in the attempt.
+    """
+
+    def __init__(self, message: str, evicted: Eviction) -> None:
+        super().__init__(message)
+        self.evicted = evicted

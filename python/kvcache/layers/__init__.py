@@ -1,0 +1,19 @@
+"""Kinds of layer caches: what can be cut where.
+
+| class | kind | file |
+|---|---|---|
+| KVCache, ConcatenateKVCache | span | ``kv.py`` |
+| QuantizedKVCache | span | ``quantized.py`` |
+| RotatingKVCache, ChunkedKVCache | window | ``window.py`` |
+| ArraysCache | state | ``state.py`` |
+| CacheList | each member by its own kind | ``prompt.py`` |
+| a class not known | state, if its attributes can be copied | ``state.py`` |
+| Batch caches | refused: ``batched`` | ``registry.py`` |
+
+A third-party class is made known by :func:`register`.
+"""
+
+from kvcache.layers.base import Image, ImageAdapter, Refusal, SpanAdapter
+from kvcache.layers.registry import register
+
+__all__ = ["Image", "ImageAdapter", "Refusal", "SpanAdapter", "register"]

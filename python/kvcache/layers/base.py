@@ -1,0 +1,110 @@
+"""What a kind of layer cache can do: the two contracts that all kinds fulfil.
+
+A *span* layer can be cut at any token; the cache keeps its KV in segments. Everything else is
+kept as an *image*, a copy of its whole state, in checkpoints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    from kvcache.arrays import Array
+
+
+class Refusal(Exception):  # noqa: N818 - a refusal is an outcome that ends as a return value
+    """A store that cannot be done: reason as in ``Stored.reason``, and a sentence."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.detail = detail
+
+
+@dataclass
+class Image:
+    """The state of one window or state layer.
+
+    Attributes:
+        arrays: Views of the layer's arrays at first; detached copies once it is stored.
+        rebuild: Makes a layer cache that owns arrays like these. The second argument is the number
+            of tokens that the arrays were trimmed to, or None; it is given only where the image is
+            trimmable, and tokens stand on the axis before the last.
+        trimmable: All tokens from the first are in it in order, so that it serves shorter lengths.
+    """
+
+    arrays: list[Array]
+    rebuild: Callable[[list[Array], int | None], Any]
+    trimmable: bool = False
+
+
+@runtime_checkable
+class SpanAdapter(Protocol):
+    """Caches whose arrays have the shape ``(1, heads, tokens, width)`` and can be cut anywhere.
+
+    Callers guarantee that ``arrays`` and ``static`` are asked of a cache that holds tokens.
+    """
+
+    def offset(self, cache: Any) -> int:
+        """Tokens that the cache holds."""
+
+    def arrays(self, cache: Any) -> list[Array]:
+        """Its buffers in a fixed order, each with at least ``offset`` tokens."""
+
+    def static(self, cache: Any) -> Hashable:
+        """What two caches must agree in to be joined, shapes and dtypes aside."""
+
+    def signature(self, cache: Any) -> tuple[Hashable, ...]:
+        """Heads and unquantised widths: what a model's caches agree in, quantised or not."""
+
+    def capacity(self, length: int, remaining: int) -> int:
+        """Tokens of room for a cache of ``length`` that ``remaining`` are to be added to."""
+
+    def build(self, cls: type, static: Hashable, arrays: Sequence[Array], length: int) -> Any:
+        """A new cache that holds the first ``length`` tokens of the arrays and owns them."""
+
+    def clear(self, cache: Any) -> None:
+        """Lets go of the arrays: the cache was donated."""
+
+
+@runtime_checkable
+class ImageAdapter(Protocol):
+    """Caches that are kept whole."""
+
+    def offset(self, cache: Any) -> int | None:
+        """Tokens that the cache has seen, or None where it does not know."""
+
+    def image(self, cache: Any) -> Image:
+        """Its state, as views. Raises ``Refusal`` where it cannot be copied."""
+
+    def static(self, cache: Any) -> Hashable:
+        """What the layer was made with: a cache of another window belongs to another layout."""
+
+    def signature(self, cache: Any) -> tuple[Hashable, ...]:
+        """What all caches of one model's layer agree in; None stands for anything."""
+
+    def clear(self, cache: Any) -> None:
+        """Lets go of the arrays: the cache was donated."""
+
+
+def round_up(tokens: int, step: int) -> int:
+    """The smallest multiple of ``step`` that is at least ``tokens``."""
+    return -(-tokens // step) * step
+
+
+def require_single(arrays: Sequence[Array], cls: type) -> None:
+    """Refuses a batch: the first axis of each array must be 1.
+
+    Raises:
+        Refusal: ``batched``.
+    """
+    for array in arrays:
+        if array.ndim and array.shape[0] != 1:
+            raise Refusal(
+                "batched",
+                f"{cls.__name__} holds a batch of {array.shape[0]}; store one sequence at a time "
+                "(Batch caches give single ones by extract)",
+            )

@@ -1,0 +1,49 @@
+"""KVCache and ConcatenateKVCache: keys and values, cut at any token."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvcache.layers.base import round_up
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from kvcache.arrays import Array
+
+
+class KV:
+    """``keys``, ``values`` and ``offset``; the buffers may be longer than the offset."""
+
+    def offset(self, cache: Any) -> int:
+        return 0 if cache.keys is None else int(cache.offset)
+
+    def arrays(self, cache: Any) -> list[Array]:
+        return [cache.keys, cache.values]
+
+    def static(self, cache: Any) -> Hashable:  # noqa: ARG002 - part of the contract
+        return ()
+
+    def signature(self, cache: Any) -> tuple[Hashable, ...]:
+        heads = cache.keys.shape[1]
+        return heads, cache.keys.shape[-1], cache.values.shape[-1]
+
+    def capacity(self, length: int, remaining: int) -> int:
+        return length + round_up(remaining, 256)
+
+    def build(self, cls: type, static: Hashable, arrays: Sequence[Array], length: int) -> Any:  # noqa: ARG002
+        cache: Any = cls()
+        cache.keys, cache.values = arrays
+        cache.offset = length
+        return cache
+
+    def clear(self, cache: Any) -> None:
+        cache.keys = cache.values = None
+        cache.offset = 0
+
+
+class ConcatenateKV(KV):
+    """The offset is read off the buffers at the next update, so there is no room behind it."""
+
+    def capacity(self, length: int, remaining: int) -> int:  # noqa: ARG002
+        return length

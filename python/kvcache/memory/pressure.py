@@ -1,0 +1,71 @@
+"""Sources of memory pressure: how many bytes must go."""
+
+from __future__ import annotations
+
+import os
+from typing import Final, Protocol, runtime_checkable
+
+import psutil
+
+from kvcache.errors import ConfigError
+
+_GIB: Final = 2**30
+# exo's thresholds by machine size: larger machines may be filled further.
+_THRESHOLDS: Final = ((128 * _GIB, 0.85), (64 * _GIB, 0.80), (32 * _GIB, 0.75), (0, 0.70))
+ENVIRONMENT: Final = "KVCACHE_MEMORY_THRESHOLD"
+
+
+@runtime_checkable
+class PressureSource(Protocol):
+    """Something that knows how short of memory the machine is."""
+
+    def excess_bytes(self) -> int:
+        """How many bytes must go for the pressure to be gone; 0 when all is well."""
+
+
+class SystemMemoryPressure:
+    """Pressure once more than a fraction of the machine's memory is in use.
+
+    Args:
+        threshold: The fraction, above 0 and up to 1. None: the environment variable
+            ``KVCACHE_MEMORY_THRESHOLD``, else by machine size as exo does: 0.85 from 128 GiB, 0.80
+            from 64, 0.75 from 32, else 0.70.
+
+    Raises:
+        ConfigError: The threshold is no such fraction.
+    """
+
+    def __init__(self, threshold: float | None = None) -> None:
+        self.threshold = _threshold(threshold)
+
+    def excess_bytes(self) -> int:
+        """Bytes in use beyond the threshold."""
+        memory = psutil.virtual_memory()
+        return max(0, memory.total - memory.available - int(memory.total * self.threshold))
+
+    def __repr__(self) -> str:
+        return f"SystemMemoryPressure(threshold={self.threshold})"
+
+
+def default_threshold(total: int) -> float:
+    """The fraction for a machine of ``total`` bytes. Sizes are nominal: firmware keeps a little."""
+    for size, threshold in _THRESHOLDS:
+        if total >= size * 0.95:
+            return threshold
+    return _THRESHOLDS[-1][1]
+
+
+def _threshold(given: float | None) -> float:
+    name: str = "threshold"
+    value: object = given
+    if given is None:
+        name, value = ENVIRONMENT, os.environ.get(ENVIRONMENT)
+        if value is None:
+            return default_threshold(psutil.virtual_memory().total)
+    try:
+        fraction = float(value)  # type: ignore[arg-type] # what does not convert is refused below
+    except (TypeError, ValueError):
+        fraction = -1.0
+    if not 0 < fraction <= 1:
+        raise ConfigError(f"{name} must be a fraction above 0 and up to 1, found {value!r}")
+    return fraction

@@ -1,0 +1,47 @@
+"""Pins: prefixes that eviction leaves alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from kvcache.state import State
+
+
+class Pin:
+    """Holds a stored prefix until it is released, or its namespace dropped.
+
+    Attributes:
+        tokens: Tokens pinned; 0 where nothing matched.
+    """
+
+    def __init__(self, state: State, lease: int | None, tokens: int) -> None:
+        self.tokens = tokens
+        self._state = state
+        self._lease = lease
+
+    def release(self) -> None:
+        """Lets go: the prefix is plain LRU again, most recently used. A second call does nothing."""
+        lease, self._lease = self._lease, None
+        self._state.release(lease)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        # A finalizer may run anywhere, also under the lock: it only enqueues.
+        if self._lease is not None:
+            self._state.abandoned.append(self._lease)
+
+    def __repr__(self) -> str:
+        return f"Pin(tokens={self.tokens})"

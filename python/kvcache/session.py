@@ -1,0 +1,234 @@
+"""Session: one request from fetch to store."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import mlx.core as mx
+from loguru import logger
+
+from kvcache._core import Tokens
+from kvcache.errors import AllocationError, ConfigError, KVCacheError
+from kvcache.fetching import rest
+from kvcache.layers.base import ImageAdapter, Refusal
+from kvcache.layers.prompt import Prompt, token_bytes
+from kvcache.results import Hit, MediaSpan, Stored, media_keys
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from kvcache.cache import KVPrefixCache
+
+# mlx-lm's own defaults for turning a KVCache into a quantised one.
+_QUANTIZED_FROM: Final = 5000
+_GROUP_SIZE: Final = 64
+
+
+class Session:
+    """One request: fetches on entering, stores what was computed on leaving.
+
+    ::
+
+        with cache.session(prompt_tokens, model=model) as s:
+            for r in stream_generate(model, tokenizer, s.remaining, prompt_cache=s.prompt_cache,
+                                     prompt_progress_callback=s.on_progress):
+                s.append(r.token)
+
+    Leaving stores also after an exception or a cancelled prefill, as far as the layers are known
+    to be in step: a model of span layers up to the last completed chunk or appended token; of
+    other models the checkpoints made before stay.
+
+    Attributes:
+        hit: What the fetch found.
+        prompt_cache: The fetched cache, or a fresh one made for the model (and draft model).
+        remaining: The tokens that are still to be run, of the type that was given.
+        stored: What leaving stored; None before, and where nothing could be.
+    """
+
+    hit: Hit
+    prompt_cache: list[Any]
+    remaining: Any
+
+    def __init__(
+        self,
+        cache: KVPrefixCache,
+        tokens: Any,
+        *,
+        model: Any,
+        draft_model: Any,
+        namespace: str,
+        media: Sequence[MediaSpan],
+        take: bool,
+        prefill_step_size: int,
+        kv_bits: int | None,
+    ) -> None:
+        self.stored: Stored | None = None
+        self._cache = cache
+        self._tokens = tokens
+        self._models = [each for each in (model, draft_model) if each is not None]
+        self._namespace = namespace
+        self._media = tuple(media)
+        self._spans = media_keys(media)
+        self._take = take
+        self._step = prefill_step_size
+        self._kv_bits = kv_bits
+        self._key = Tokens(tokens)
+        self._appended: list[int] = []
+        # Tokens that all layers are known to have run, and the state arrays at that moment.
+        self._known = 0
+        self._noted: list[weakref.ref[Any]] = []
+
+    def __enter__(self) -> Self:
+        cache = self._cache
+        self.hit = cache.fetch(self._tokens, namespace=self._namespace, media=self._media, take=self._take)
+        self.remaining = self.hit.remaining
+        self.prompt_cache = self.hit.prompt_cache or self._fresh()
+        self._known = self.hit.length
+        self._note(self._known)
+        self._reserve()
+        at = self.hit.checkpoint_at
+        if at is not None and self._models and self.hit.length < at < len(self._key):
+            self._prefill(at)
+        return self
+
+    def _fresh(self) -> list[Any]:
+        if not self._models:
+            raise ConfigError("nothing is stored for this prompt and no model was given: pass model=")
+        return [layer for model in self._models for layer in _make(model)]
+
+    def _reserve(self) -> None:
+        """Makes room once for the whole prompt, as far as the bytes of a token are known."""
+        state, left = self._cache._state, len(self._key) - self.hit.length
+        with state.guard() as index:
+            layouts = index.layouts(self._namespace)
+            if not layouts:
+                return
+            newest = layouts[-1]
+            nbytes = left * token_bytes(state.layouts[newest])
+            checkpoints = min(state.max_checkpoints, left // self._step + 1)
+            nbytes += checkpoints * state.checkpoint_bytes.get(newest, 0)
+        self._cache.reserve(nbytes, protect=self.hit)
+
+    def _prefill(self, at: int) -> None:
+        """Runs the model up to ``at`` and stores a checkpoint there: later requests need it."""
+        tokens = mx.array(rest(self._tokens, self.hit.length)).reshape(1, -1)
+        last = at - self.hit.length
+        for start in range(0, last, self._step):
+            chunk = tokens[:, start : min(start + self._step, last)]
+            first = 0
+            for model in self._models:
+                count = len(self.prompt_cache) if len(self._models) == 1 else len(_make(model))
+                model(chunk, cache=self.prompt_cache[first : first + count])
+                first += count
+            self._quantize()
+            mx.eval([layer.state for layer in self.prompt_cache])
+            self._note(self.hit.length + start + chunk.shape[1])
+        self.remaining = rest(self._tokens, at)
+        self._checkpoint(at)
+
+    def _quantize(self) -> None:
+        if self._kv_bits is None:
+            return
+        for number, layer in enumerate(self.prompt_cache):
+            if hasattr(layer, "to_quantized") and layer.offset >= _QUANTIZED_FROM:
+                self.prompt_cache[number] = layer.to_quantized(group_size=_GROUP_SIZE, bits=self._kv_bits)
+
+    def on_progress(self, done: int, total: int) -> None:
+        """Give it to ``stream_generate`` as ``prompt_progress_callback``.
+
+        Stores a checkpoint after each prefill chunk of a model that is usable at checkpoints only.
+        The last call (done == total) is ignored: the cache is one token further by then.
+        """
+        if not 0 < done < total:
+            return
+        at = len(self._key) - total + done
+        self._note(at)
+        self._checkpoint(at)
+
+    def append(self, token: int) -> None:
+        """Notes a generated token, after it was run. The key grows by it."""
+        self._appended.append(int(token))
+        self._note(len(self._key) + len(self._appended))
+
+    def _note(self, known: int) -> None:
+        self._known = known
+        self._noted = [weakref.ref(array) for array in self._state_arrays()]
+
+    def _state_arrays(self) -> list[Any]:
+        try:
+            prompt = Prompt(self.prompt_cache)
+        except Refusal:
+            return []
+        pairs = zip(prompt.adapters, prompt.caches, strict=True)
+        return [
+            array
+            for adapter, cache in pairs
+            if isinstance(adapter, ImageAdapter) and adapter.offset(cache) is None
+            for array in getattr(cache, "cache", ())
+            if array is not None
+        ]
+
+    def _checkpoint(self, at: int) -> None:
+        """Stores a checkpoint if this model needs them. The request goes on without it."""
+        try:
+            prompt = Prompt(self.prompt_cache)
+            if not prompt.spans_only:
+                self._store(self._key.head(at), None)
+        except Refusal:
+            return
+        except AllocationError as error:
+            logger.warning("no checkpoint at token {}: {}", at, error)
+
+    def _leave(self, failed: bool) -> None:
+        try:
+            prompt = Prompt(self.prompt_cache)
+        except Refusal:
+            return
+        key = self._key.extended(self._appended)
+        if prompt.spans_only:
+            # Layers of an interrupted pass are at different offsets: all have run the smallest.
+            length = min([len(key), *(offset for offset in prompt.offsets if offset is not None)])
+            length = min(length, self._known) if failed else length
+            if length > 0:
+                self.stored = self._store(key, length)
+            return
+        if failed:
+            return
+        known = {offset for offset in prompt.offsets if offset is not None}
+        if not known and not self._moved():
+            known = {self._known}
+        if len(known) == 1 and 0 < (length := known.pop()) <= len(key):
+            self.stored = self._store(key.head(length), None)
+
+    def _moved(self) -> bool:
+        """Whether state layers ran a token that the key does not have."""
+        now = self._state_arrays()
+        return len(now) != len(self._noted) or any(
+            noted() is not array for noted, array in zip(self._noted, now, strict=True)
+        )
+
+    def _store(self, key: Tokens, length: int | None) -> Stored:
+        return self._cache._store(
+            key, self.prompt_cache, self._namespace, self._spans, length, "", donate=False
+        )
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self._leave(failed=error is not None)
+        except KVCacheError:
+            if error is None:
+                raise
+            logger.exception("a session that ended with an exception could not store what was computed")
+
+
+def _make(model: Any) -> list[Any]:
+    from mlx_lm.models.cache import make_prompt_cache
+
+    return list(make_prompt_cache(model))

@@ -1,0 +1,229 @@
+"""What all operations of one cache share: the lock, the index, the arrays, and the eviction cycle.
+
+One lock guards index and arrays' bookkeeping. Array work, collections, the caller's clock and the
+pressure source run outside it.
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections import deque
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import mlx.core as mx
+from loguru import logger
+
+from kvcache.arrays import is_allocation_failure
+from kvcache.errors import AllocationError, ClosedError, ConfigError
+from kvcache.memory.reclaim import GcPolicy, reclaim
+from kvcache.results import Eviction
+from kvcache.segments import SegmentStore
+from kvcache.sizes import format_size
+from kvcache.stats import Counters
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from kvcache._core import CacheIndex, Dropped
+    from kvcache.arrays import Array
+    from kvcache.layers.layout import Layout
+    from kvcache.memory.limits import MemoryLimits
+
+T = TypeVar("T")
+
+# Layouts and labels are few; more of them are a caller's mistake that must not grow for ever.
+_LAYOUTS: Final = 256
+_LABELS: Final = 1024
+
+
+class State:
+    """The inside of a KVPrefixCache."""
+
+    def __init__(
+        self,
+        index: CacheIndex,
+        limits: MemoryLimits,
+        policy: GcPolicy,
+        clock: Callable[[], float],
+        max_checkpoints: int,
+    ) -> None:
+        self.lock = threading.Lock()
+        self.index = index
+        self.segments = SegmentStore()
+        self.counters = Counters()
+        self.limits = limits
+        self.policy = policy
+        self.max_checkpoints = max_checkpoints
+        self.closed = False
+        self.layouts: dict[int, Layout] = {}
+        # Bytes of the last checkpoint stored, by layout: what a session reserves for one.
+        self.checkpoint_bytes: dict[int, int] = {}
+        # Leases whose pins were collected: finalizers only enqueue.
+        self.abandoned: deque[int] = deque()
+        self._layout_ids: dict[Layout, int] = {}
+        self._next_layout = 0
+        self._labels: dict[str, int] = {"": 0}
+        self._clock = clock
+
+    def stamp(self) -> int:
+        """The caller's time in microseconds. Call it without the lock: the clock is the caller's."""
+        return max(0, int(self._clock() * 1e6))
+
+    @contextmanager
+    def guard(self) -> Iterator[CacheIndex]:
+        """The index, under the lock.
+
+        Raises:
+            ClosedError: The cache is closed.
+        """
+        with self.lock:
+            if self.closed:
+                raise ClosedError("this cache is closed; make a new KVPrefixCache")
+            while self.abandoned:
+                self.segments.remove(self.index.release(self.abandoned.popleft(), 0))
+            yield self.index
+
+    def release(self, lease: int | None) -> None:
+        """Ends a lease. What only it kept goes to MLX's pool until the next cycle."""
+        if lease is None:
+            return
+        stamp = self.stamp()
+        with self.lock:
+            if not self.closed:
+                self.segments.remove(self.index.release(lease, stamp))
+
+    def cycle(self, plan: Callable[[CacheIndex], Dropped | None], *, always: bool = False) -> Eviction:
+        """One eviction cycle: plan in the index, drop the arrays, reclaim, measure.
+
+        Args:
+            plan: What to drop; None or nothing ends the cycle before it starts.
+            always: Reclaim even where nothing was dropped.
+        """
+        with self.guard() as index:
+            dropped = plan(index)
+            if dropped is None:
+                return Eviction()
+            arrays = self.segments.remove(dropped)
+        if not (always or dropped.segments or dropped.checkpoints):
+            return Eviction()
+        return self.finish(dropped, arrays)
+
+    def finish(self, dropped: Dropped, arrays: list[Array]) -> Eviction:
+        """Ends a cycle whose drop was planned beside something else; counts it."""
+        eviction = reclaim(dropped, arrays, self.policy)
+        with self.lock:
+            self.counters.evicted(eviction)
+        return eviction
+
+    def evict(self, nbytes: int) -> Eviction:
+        """One cycle that evicts the shortest run of the LRU order with ``nbytes``."""
+        return self.cycle(lambda index: index.evict(nbytes=nbytes))
+
+    def relieve(self, need: int) -> Eviction:
+        """Evicts while the measured memory asks for it before ``need`` more bytes.
+
+        Stops where eviction cannot cure the pressure: a cycle freed bytes and the source did not
+        fall. What is left then stays.
+        """
+        total = Eviction()
+        excess = self.limits.excess(need)
+        while excess > 0:
+            evicted = self.evict(excess)
+            total += evicted
+            if not evicted:
+                break
+            before, excess = excess, self.limits.excess(need)
+            if excess >= before:
+                logger.warning(
+                    "evicting {} did not lower the memory pressure of {}: it is not this cache's; "
+                    "the rest is kept",
+                    format_size(evicted.nbytes),
+                    format_size(before),
+                )
+                break
+        return total
+
+    def allocating(
+        self, action: Callable[[], T], nbytes: int, what: str, *, again: bool
+    ) -> tuple[T, Eviction]:
+        """Runs array work; after an allocation failure evicts ``nbytes``, reclaims, tries once more.
+
+        Args:
+            action: The work. It changes nothing before it succeeds, unless ``again`` is False.
+            nbytes: Bytes that it allocates.
+            what: For the error's sentence.
+            again: Whether it can be run a second time.
+
+        Raises:
+            AllocationError: There is not enough memory, not even after the eviction.
+        """
+        try:
+            return action(), Eviction()
+        except Exception as error:
+            if not is_allocation_failure(error):
+                raise
+            # The frames hold the arrays that were made so far.
+            traceback.clear_frames(error.__traceback__)
+            failure = str(error)
+        evicted = self.evict(max(1, nbytes))
+        if again:
+            mx.clear_cache()
+            try:
+                return action(), evicted
+            except Exception as error:
+                if not is_allocation_failure(error):
+                    raise
+                traceback.clear_frames(error.__traceback__)
+                failure = str(error)
+        raise AllocationError(
+            f"{what} needs {format_size(nbytes)} that could not be allocated ({failure}); "
+            f"{format_size(evicted.nbytes)} were evicted in the attempt; lower max_bytes or memory_limit",
+            evicted,
+        )
+
+    def layout_id(self, layout: Layout) -> int:
+        """The layout's number; under the lock."""
+        number = self._layout_ids.get(layout)
+        if number is None:
+            if len(self.layouts) >= _LAYOUTS:
+                self._forget_layouts()
+            number = self._next_layout
+            self._next_layout += 1
+            self._layout_ids[layout] = number
+            self.layouts[number] = layout
+        return number
+
+    def _forget_layouts(self) -> None:
+        live = {number for name in self.index.namespaces() for number in self.index.layouts(name)}
+        self.layouts = {number: layout for number, layout in self.layouts.items() if number in live}
+        self._layout_ids = {layout: number for number, layout in self.layouts.items()}
+        self.checkpoint_bytes = {number: self.checkpoint_bytes.get(number, 0) for number in live}
+
+    def mismatch(self, namespace: str, layout: Layout) -> str:
+        """Why a layout cannot be of the model that the namespace holds; under the lock."""
+        for number in self.index.layouts(namespace):
+            why = self.layouts[number].mismatch(layout)
+            if why:
+                return why
+        return ""
+
+    def label_id(self, label: str) -> int:
+        """The label's number; under the lock."""
+        if label not in self._labels:
+            if len(self._labels) >= _LABELS:
+                raise ConfigError(f"labels are for a few kinds of stores, not for {_LABELS} of them")
+            self._labels[label] = len(self._labels)
+        return self._labels[label]
+
+    def by_label(self) -> dict[str, tuple[int, int]]:
+        """(sequences, bytes) of each label used so far; under the lock."""
+        figures = self.index.labels()
+        return {label: figures[number] for label, number in self._labels.items() if number < len(figures)}
+
+    def abandon(self) -> None:
+        """The cache was collected: its arrays go, and their memory comes back."""
+        self.closed = True
+        self.segments.clear()
+        mx.clear_cache()

@@ -1,0 +1,207 @@
+//! `CacheIndex`: the two-step protocol of a cache that keeps arrays under the index's ids.
+
+use std::sync::Mutex;
+
+use kvcache_core as core;
+use pyo3::prelude::*;
+
+use crate::error::{broken, lock, to_python};
+use crate::prefix_index::{limits, not_negative};
+use crate::tokens::{SpanArgument, Tokens};
+use crate::types::{Acquired, Committed, Dropped, IndexStats, Match, Planned};
+
+/// The index behind `KVPrefixCache`.
+#[pyclass(frozen, module = "kvcache._core")]
+pub(crate) struct CacheIndex(Mutex<core::PrefixIndex>);
+
+#[pymethods]
+impl CacheIndex {
+    #[new]
+    #[pyo3(signature = (*, max_bytes, max_buffers, segment_tokens, max_checkpoints))]
+    fn new(
+        max_bytes: Option<i64>,
+        max_buffers: Option<i64>,
+        segment_tokens: i64,
+        max_checkpoints: i64,
+    ) -> PyResult<Self> {
+        let limits = limits(max_bytes, max_buffers, segment_tokens, max_checkpoints)?;
+        Ok(Self(Mutex::new(core::PrefixIndex::new(limits))))
+    }
+
+    /// What a fetch of at most `limit` tokens would find. Changes nothing.
+    fn lookup(
+        &self,
+        tokens: &Tokens,
+        namespace: &str,
+        media: Vec<SpanArgument>,
+        limit: usize,
+    ) -> PyResult<Match> {
+        let length = tokens.keys().len();
+        let found = tokens.with_query(&mut *lock(&self.0)?, length, &media, false, |index, query| {
+            index.match_prefix(namespace, query, limit, None)
+        });
+        found.map(Match::from)
+    }
+
+    /// Leases what a fetch of at most `limit` tokens copies.
+    fn acquire(
+        &self,
+        py: Python<'_>,
+        tokens: &Tokens,
+        namespace: &str,
+        media: Vec<SpanArgument>,
+        limit: usize,
+    ) -> PyResult<Acquired> {
+        let length = tokens.keys().len();
+        let (found, scope) =
+            tokens.with_query(&mut *lock(&self.0)?, length, &media, false, |index, query| {
+                index.acquire(namespace, query, limit)
+            })?;
+        Acquired::new(py, found, scope, None)
+    }
+
+    /// As `acquire`, and moves the exclusively held part out of the index.
+    fn take(
+        &self,
+        py: Python<'_>,
+        tokens: &Tokens,
+        namespace: &str,
+        media: Vec<SpanArgument>,
+        limit: usize,
+    ) -> PyResult<Acquired> {
+        let length = tokens.keys().len();
+        let (found, taken) =
+            tokens.with_query(&mut *lock(&self.0)?, length, &media, false, |index, query| {
+                index.take(namespace, query, limit)
+            })?;
+        Acquired::new(py, found, taken.scope, Some(taken.dropped))
+    }
+
+    /// Ends a lease; what it covered becomes the most recently used.
+    fn release(&self, lease: u64, stamp: u64) -> PyResult<Dropped> {
+        Ok(lock(&self.0)?.release(core::LeaseId(lease), stamp).into())
+    }
+
+    /// Plans to store the first `length` tokens. `checkpoint` is (bytes, buffers, trimmable).
+    #[pyo3(signature = (tokens, length, *, namespace, media, layout, bytes_per_token, segment_buffers, checkpoint, label, stamp))]
+    #[allow(clippy::too_many_arguments)]
+    fn plan(
+        &self,
+        py: Python<'_>,
+        tokens: &Tokens,
+        length: usize,
+        namespace: &str,
+        media: Vec<SpanArgument>,
+        layout: u64,
+        bytes_per_token: u64,
+        segment_buffers: u32,
+        checkpoint: Option<(u64, u32, bool)>,
+        label: u16,
+        stamp: u64,
+    ) -> PyResult<Planned> {
+        let checkpoint = checkpoint.map(|(nbytes, buffers, trimmable)| core::CheckpointSpec {
+            nbytes,
+            buffers,
+            trimmable,
+        });
+        let (planned, evicted) =
+            tokens.with_query(&mut *lock(&self.0)?, length, &media, true, |index, query| {
+                let request = core::StoreRequest {
+                    namespace,
+                    layout: core::LayoutId(layout),
+                    query: *query,
+                    bytes_per_token,
+                    segment_buffers,
+                    checkpoint,
+                    label,
+                };
+                index.plan(&request, stamp)
+            })?;
+        Planned::new(py, planned, evicted)
+    }
+
+    fn commit(&self, py: Python<'_>, plan: u64, stamp: u64) -> PyResult<Committed> {
+        let committed = lock(&self.0)?.commit(core::PlanId(plan), stamp);
+        Committed::new(py, committed.map_err(|error| to_python(&error))?)
+    }
+
+    fn abort(&self, plan: u64) -> PyResult<Dropped> {
+        let dropped = lock(&self.0)?.abort(core::PlanId(plan));
+        Ok(dropped.map_err(|error| to_python(&error))?.into())
+    }
+
+    /// Evicts the shortest run of the LRU order that reaches all figures.
+    #[pyo3(signature = (*, nbytes = 0, buffers = 0, tokens = 0, units = 0, sequences = 0))]
+    fn evict(&self, nbytes: i64, buffers: i64, tokens: i64, units: i64, sequences: i64) -> PyResult<Dropped> {
+        let need = core::Need {
+            nbytes: not_negative("nbytes", nbytes)?,
+            buffers: not_negative("buffers", buffers)?,
+            tokens: not_negative("tokens", tokens)?,
+            units: not_negative("units", units)?,
+            sequences: not_negative("sequences", sequences)?,
+        };
+        Ok(lock(&self.0)?.evict(need).into())
+    }
+
+    fn evict_idle(&self, stamp: u64) -> PyResult<Dropped> {
+        Ok(lock(&self.0)?.evict_idle(stamp).into())
+    }
+
+    /// Room under the limits; None, and nothing evicted, where leases leave too little.
+    fn make_room(&self, nbytes: u64, buffers: u64) -> PyResult<Option<Dropped>> {
+        Ok(lock(&self.0)?.make_room(nbytes, buffers).map(Dropped::from))
+    }
+
+    fn drop(&self, namespace: &str) -> PyResult<Dropped> {
+        Ok(lock(&self.0)?.drop_namespace(namespace).into())
+    }
+
+    fn clear(&self) -> PyResult<Dropped> {
+        Ok(lock(&self.0)?.clear().into())
+    }
+
+    /// Layouts that the namespace has trees of, oldest first.
+    fn layouts(&self, namespace: &str) -> PyResult<Vec<u64>> {
+        Ok(lock(&self.0)?.layouts(namespace).into_iter().map(|layout| layout.0).collect())
+    }
+
+    fn namespaces(&self) -> PyResult<Vec<String>> {
+        Ok(lock(&self.0)?.namespaces().map(str::to_owned).collect())
+    }
+
+    /// (sequences, bytes) of each label.
+    fn labels(&self) -> PyResult<Vec<(u64, u64)>> {
+        Ok(lock(&self.0)?.labels().iter().map(|label| (label.sequences, label.nbytes)).collect())
+    }
+
+    #[pyo3(signature = (namespace = None))]
+    fn stats(&self, namespace: Option<&str>) -> PyResult<IndexStats> {
+        let index = lock(&self.0)?;
+        Ok(match namespace {
+            None => index.stats().into(),
+            Some(namespace) => index.namespace_stats(namespace).into(),
+        })
+    }
+
+    /// Bytes held. O(1).
+    #[getter]
+    fn nbytes(&self) -> PyResult<u64> {
+        Ok(lock(&self.0)?.nbytes())
+    }
+
+    /// Tokens held. O(1).
+    #[getter]
+    fn ntokens(&self) -> PyResult<u64> {
+        Ok(lock(&self.0)?.ntokens())
+    }
+
+    /// Distinct ends of stores that are fully present. O(1).
+    #[getter]
+    fn sequences(&self) -> PyResult<u64> {
+        Ok(lock(&self.0)?.sequences())
+    }
+
+    fn validate(&self) -> PyResult<()> {
+        lock(&self.0)?.validate().map_err(|found| broken(&found))
+    }
+}

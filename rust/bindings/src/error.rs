@@ -1,0 +1,29 @@
+//! The only place that turns a core error into a Python one.
+
+use std::sync::{Mutex, MutexGuard};
+
+use kvcache_core::{Broken, Error};
+use pyo3::prelude::*;
+
+pyo3::import_exception!(kvcache.errors, ConfigError);
+pyo3::import_exception!(kvcache.errors, InternalError);
+pyo3::import_exception!(kvcache.errors, TokenError);
+
+/// The Python exception for a core error.
+pub(crate) fn to_python(error: &Error) -> PyErr {
+    match error {
+        Error::InvalidToken { .. } | Error::TooLong { .. } => TokenError::new_err(error.to_string()),
+        Error::InvalidSpan { .. } => ConfigError::new_err(error.to_string()),
+        Error::UnknownPlan => InternalError::new_err(error.to_string()),
+    }
+}
+
+pub(crate) fn broken(broken: &Broken) -> PyErr {
+    InternalError::new_err(format!("broken invariant: {broken}"))
+}
+
+/// Locks an index. A panic inside an earlier call may have left it half changed, so the lock
+/// stays poisoned and says so.
+pub(crate) fn lock<T>(index: &Mutex<T>) -> PyResult<MutexGuard<'_, T>> {
+    index.lock().map_err(|_| InternalError::new_err("the index is unusable: an earlier call on it panicked"))
+}

@@ -1,0 +1,229 @@
+//! The only file that knows about buffers: token ids out of whatever Python holds them in.
+
+use kvcache_core::{MAX_TOKEN, MediaKeys, PrefixIndex, Query, Span};
+use pyo3::buffer::{Element, ElementType, PyUntypedBuffer};
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyBytes, PyList, PyString, PyTuple};
+use pyo3::{Borrowed, ffi};
+
+use crate::error::{TokenError, to_python};
+
+/// A media span as the Python layer passes it: start, length, digest.
+pub(crate) type SpanArgument = (usize, usize, Vec<u8>);
+
+/// Token ids read once, for calls that need them several times.
+///
+/// A contiguous 32-bit buffer (array.array, numpy, mlx) is kept as it is, without a copy;
+/// anything else is converted. O(n) for lists and other widths, O(1) for 32-bit buffers.
+#[pyclass(frozen, module = "kvcache._core")]
+pub(crate) struct Tokens(Source);
+
+enum Source {
+    Buffer(PyUntypedBuffer, usize),
+    Owned(Vec<u32>),
+}
+
+#[pymethods]
+impl Tokens {
+    #[new]
+    fn new(tokens: &Bound<'_, PyAny>) -> PyResult<Self> {
+        read(tokens)
+    }
+
+    /// A copy with more token ids behind it.
+    fn extended(&self, more: &Bound<'_, PyList>) -> PyResult<Self> {
+        let more = from_list(more)?;
+        Ok(Self(Source::Owned([self.keys(), &more].concat())))
+    }
+
+    /// A copy of the first `length` tokens, or of all where there are fewer.
+    fn head(&self, length: usize) -> Self {
+        let keys = self.keys();
+        Self(Source::Owned(keys[..length.min(keys.len())].to_vec()))
+    }
+
+    fn __len__(&self) -> usize {
+        match &self.0 {
+            Source::Buffer(_, length) => *length,
+            Source::Owned(tokens) => tokens.len(),
+        }
+    }
+}
+
+impl Tokens {
+    pub(crate) fn keys(&self) -> &[u32] {
+        match &self.0 {
+            // SAFETY: `read` made sure that this is a contiguous run of `length` aligned 32-bit
+            // integers, and the buffer stays exported while `self` lives. A caller who writes to
+            // it meanwhile races with the read, as with any reader of a Python buffer; every bit
+            // pattern is a valid u32.
+            #[allow(unsafe_code)]
+            Source::Buffer(buffer, length) if *length > 0 => unsafe {
+                std::slice::from_raw_parts(buffer.buf_ptr().cast(), *length)
+            },
+            Source::Buffer(..) => &[],
+            Source::Owned(tokens) => tokens,
+        }
+    }
+
+    /// Calls `with` on the query for the first `length` tokens, media ids written in.
+    pub(crate) fn with_query<R>(
+        &self,
+        index: &mut PrefixIndex,
+        length: usize,
+        media: &[SpanArgument],
+        intern: bool,
+        with: impl FnOnce(&mut PrefixIndex, &Query<'_>) -> Result<R, kvcache_core::Error>,
+    ) -> PyResult<R> {
+        let keys = &self.keys()[..length];
+        let result = if media.is_empty() {
+            with(index, &Query::tokens(keys))
+        } else {
+            let spans: Vec<Span<'_>> = media
+                .iter()
+                .map(|(start, length, digest)| Span { start: *start, length: *length, digest })
+                .collect();
+            let keys = index.media_keys(keys, &spans, intern);
+            keys.and_then(|keys: MediaKeys| with(index, &keys.query()))
+        };
+        result.map_err(|error| to_python(&error))
+    }
+}
+
+/// Reads token ids from a list, a tuple, or an integer array with one dimension, or with two of
+/// which the first is 1.
+pub(crate) fn read(tokens: &Bound<'_, PyAny>) -> PyResult<Tokens> {
+    if let Ok(list) = tokens.cast::<PyList>() {
+        return from_list(list).map(|tokens| Tokens(Source::Owned(tokens)));
+    }
+    if let Ok(tuple) = tokens.cast::<PyTuple>() {
+        let tokens: PyResult<_> = tuple.iter().enumerate().map(|(at, item)| token(&item, at)).collect();
+        return tokens.map(|tokens| Tokens(Source::Owned(tokens)));
+    }
+    if tokens.is_instance_of::<PyString>() || tokens.is_instance_of::<PyBytes>() {
+        return Err(wrong_type(tokens));
+    }
+    let buffer = PyUntypedBuffer::get(tokens).map_err(|_| wrong_type(tokens))?;
+    from_buffer(tokens, buffer)
+}
+
+fn wrong_type(found: &Bound<'_, PyAny>) -> PyErr {
+    let name = type_name(found);
+    PyTypeError::new_err(format!(
+        "tokens must be a list, a tuple or a 1-D integer array of token ids, found {name}"
+    ))
+}
+
+fn type_name(found: &Bound<'_, PyAny>) -> String {
+    found.get_type().name().map_or_else(|_| "an object".to_owned(), |name| name.to_string())
+}
+
+/// The fast path takes exact `int`s only: no call back into Python can change the list meanwhile.
+#[allow(unsafe_code)]
+fn from_list(list: &Bound<'_, PyList>) -> PyResult<Vec<u32>> {
+    let length = list.len();
+    let mut tokens = Vec::with_capacity(length);
+    #[cfg(not(Py_GIL_DISABLED))]
+    for at in 0..length {
+        // SAFETY: the GIL is held and `at` is below the length; the borrowed item is read before
+        // any other code can run. `PyLong_AsLong` of an exact int runs no Python code.
+        let value = unsafe {
+            let item = ffi::PyList_GetItem(list.as_ptr(), at.cast_signed());
+            if item.is_null() || ffi::PyLong_CheckExact(item) == 0 {
+                break;
+            }
+            ffi::PyLong_AsLong(item)
+        };
+        match u32::try_from(value) {
+            Ok(value) if value <= MAX_TOKEN => tokens.push(value),
+            _ => break,
+        }
+    }
+    // -1 from `PyLong_AsLong` may stand for an overflow that is still set.
+    drop(PyErr::take(list.py()));
+    while tokens.len() < list.len() {
+        let at = tokens.len();
+        tokens.push(token(&list.get_item(at)?, at)?);
+    }
+    Ok(tokens)
+}
+
+/// One token id, or the error that names its position and value.
+fn token(item: &Bound<'_, PyAny>, at: usize) -> PyResult<u32> {
+    let integer = !item.is_instance_of::<PyBool>();
+    let value: Option<i64> = if integer { item.extract().ok() } else { None };
+    match value.map(u32::try_from) {
+        Some(Ok(value)) if value <= MAX_TOKEN => Ok(value),
+        None if !integer || !is_index(item.as_borrowed()) => Err(PyTypeError::new_err(format!(
+            "token ids must be integers, found {} of type {} at position {at}",
+            shown(item),
+            type_name(item)
+        ))),
+        _ => Err(out_of_range(&shown(item), at)),
+    }
+}
+
+fn is_index(item: Borrowed<'_, '_, PyAny>) -> bool {
+    item.hasattr("__index__").unwrap_or(false)
+}
+
+fn shown(item: &Bound<'_, PyAny>) -> String {
+    let text = item.repr().map_or_else(|_| "a value".to_owned(), |text| text.to_string());
+    if text.chars().count() <= 40 { text } else { text.chars().take(40).chain("…".chars()).collect() }
+}
+
+fn out_of_range(value: &str, at: usize) -> PyErr {
+    TokenError::new_err(format!("token ids must be from 0 to {MAX_TOKEN}, found {value} at position {at}"))
+}
+
+fn from_buffer(object: &Bound<'_, PyAny>, buffer: PyUntypedBuffer) -> PyResult<Tokens> {
+    let py = object.py();
+    let kind = ElementType::from_format(buffer.format());
+    let length = buffer.item_count();
+    let shape = buffer.shape();
+    let one_row = match shape {
+        [_] => true,
+        [rows, _] => *rows == 1,
+        _ => false,
+    };
+    if !one_row {
+        return Err(TokenError::new_err(format!(
+            "tokens must have one dimension, or two with one row, found shape {shape:?}; pass one row at a time"
+        )));
+    }
+    match kind {
+        ElementType::SignedInteger { bytes: 4 } | ElementType::UnsignedInteger { bytes: 4 }
+            if buffer.is_c_contiguous() && (buffer.buf_ptr() as usize).is_multiple_of(align_of::<u32>()) =>
+        {
+            Ok(Tokens(Source::Buffer(buffer, length)))
+        }
+        ElementType::SignedInteger { bytes: 2 } => convert::<i16>(py, buffer),
+        ElementType::SignedInteger { bytes: 4 } => convert::<i32>(py, buffer),
+        ElementType::SignedInteger { bytes: 8 } => convert::<i64>(py, buffer),
+        ElementType::UnsignedInteger { bytes: 2 } => convert::<u16>(py, buffer),
+        ElementType::UnsignedInteger { bytes: 4 } => convert::<u32>(py, buffer),
+        ElementType::UnsignedInteger { bytes: 8 } => convert::<u64>(py, buffer),
+        _ => Err(PyTypeError::new_err(format!(
+            "token arrays must hold 16-, 32- or 64-bit integers, found element format {:?} in {}",
+            buffer.format().to_string_lossy(),
+            type_name(object)
+        ))),
+    }
+}
+
+fn convert<T: Element + TryInto<i64> + std::fmt::Display + Copy>(
+    py: Python<'_>,
+    buffer: PyUntypedBuffer,
+) -> PyResult<Tokens> {
+    let values = buffer.into_typed::<T>()?.to_vec(py)?;
+    let mut tokens = Vec::with_capacity(values.len());
+    for (at, value) in values.into_iter().enumerate() {
+        let token = value.try_into().ok().and_then(|value| u32::try_from(value).ok());
+        match token.filter(|token| *token <= MAX_TOKEN) {
+            Some(token) => tokens.push(token),
+            None => return Err(out_of_range(&value.to_string(), at)),
+        }
+    }
+    Ok(Tokens(Source::Owned(tokens)))
+}

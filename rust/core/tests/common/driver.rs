@@ -1,0 +1,391 @@
+//! Applies an operation to an index and to the oracle, and compares all that can be seen.
+//!
+//! It also plays the holder of arrays: what commits gave and drops did not take back is what it
+//! holds, and that, with what open plans copied, is never more than the limit.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt::Debug;
+
+use kvcache_core::{
+    CheckpointId, Dropped, Error, Inserted, LabelAmount, LeaseId, Limits, Match, Plan, Planned, Scope,
+    SegmentId, TreeStats,
+};
+
+use super::index::{Index, Store};
+use super::operations::{BARE, Operation, Script};
+use super::oracle::{Expected, Gone, Oracle, size};
+use super::prompt::{Part, Prompt};
+
+/// What differs, in words.
+pub(crate) type Outcome = Result<(), String>;
+
+/// The arrays of one segment.
+#[derive(Clone, Copy, Debug, Default)]
+struct Arrays {
+    tokens: u64,
+    /// Bytes of one token.
+    each: u64,
+}
+
+impl Arrays {
+    fn nbytes(&self) -> u64 {
+        self.tokens * self.each
+    }
+}
+
+/// A plan, and what was copied for it.
+struct Open {
+    plan: Plan,
+    store: Store,
+    copies: Vec<(SegmentId, Arrays)>,
+}
+
+pub(crate) struct Driver<I> {
+    index: I,
+    oracle: Oracle,
+    limits: Limits,
+    clock: u64,
+    open: Vec<Open>,
+    ended: Vec<Plan>,
+    leases: Vec<LeaseId>,
+    released: Vec<LeaseId>,
+    /// What `insert` stored is not among them: it gives out no ids.
+    segments: HashMap<SegmentId, Arrays>,
+    checkpoints: HashMap<CheckpointId, u64>,
+    /// All ids that were ever given out.
+    given: HashSet<u64>,
+}
+
+fn same<T: PartialEq + Debug>(what: &str, found: &T, expected: &T) -> Outcome {
+    if found == expected {
+        return Ok(());
+    }
+    Err(format!("{what}: found {found:?}, expected {expected:?}"))
+}
+
+fn not_both<T>(what: &str, found: Option<T>, expected: bool) -> Result<Option<T>, String> {
+    match found.is_some() == expected {
+        true => Ok(found),
+        false => Err(format!("{what}: found {}, expected {expected}", !expected)),
+    }
+}
+
+fn valid<T>(what: &str, result: Result<T, Error>) -> Result<T, String> {
+    result.map_err(|error| format!("{what}: {error}"))
+}
+
+/// Runs a script from the start on an index that `make` makes.
+pub(crate) fn run<I: Index>(script: &Script, make: impl FnOnce(Limits) -> I) -> Outcome {
+    let mut driver = Driver::new(script.limits, make(script.limits));
+    for (at, step) in script.steps.iter().enumerate() {
+        driver.clock += step.wait;
+        driver.apply(&step.operation).map_err(|what| format!("step {at}, {:?}: {what}", step.operation))?;
+    }
+    Ok(())
+}
+
+impl<I: Index> Driver<I> {
+    fn new(limits: Limits, index: I) -> Self {
+        Self {
+            index,
+            oracle: Oracle::new(limits),
+            limits,
+            clock: 1,
+            open: Vec::new(),
+            ended: Vec::new(),
+            leases: Vec::new(),
+            released: Vec::new(),
+            segments: HashMap::new(),
+            checkpoints: HashMap::new(),
+            given: HashSet::new(),
+        }
+    }
+
+    fn apply(&mut self, operation: &Operation) -> Outcome {
+        match operation {
+            Operation::Store(store) => {
+                let planned = self.plan(store)?;
+                self.settled()?;
+                if planned { self.commit(self.open.len() - 1)? }
+            }
+            Operation::Plan(store) => {
+                self.plan(store)?;
+            }
+            Operation::Commit { which, ended: false } if !self.open.is_empty() => {
+                self.commit(which % self.open.len())?;
+            }
+            Operation::Abort { which, ended: false } if !self.open.is_empty() => {
+                self.abort(which % self.open.len())?;
+            }
+            Operation::Commit { which, ended: true } if !self.ended.is_empty() => {
+                let id = self.ended[which % self.ended.len()].id;
+                same("commit", &self.index.commit(id, self.clock), &Err(Error::UnknownPlan))?;
+            }
+            Operation::Abort { which, ended: true } if !self.ended.is_empty() => {
+                let id = self.ended[which % self.ended.len()].id;
+                same("abort", &self.index.abort(id), &Err(Error::UnknownPlan))?;
+            }
+            Operation::Insert { prompt, bytes_per_token } => self.insert(prompt, *bytes_per_token)?,
+            Operation::Lookup { namespace, prompt, short, touch } => {
+                self.lookup(namespace, prompt, *short, touch.then_some(self.clock))?;
+            }
+            Operation::Acquire { namespace, prompt, short } => self.acquire(namespace, prompt, *short)?,
+            Operation::Take { namespace, prompt, short } => self.take(namespace, prompt, *short)?,
+            Operation::Release { which, ended: false } if !self.leases.is_empty() => {
+                let lease = self.leases.remove(which % self.leases.len());
+                self.released.push(lease);
+                self.release(lease)?;
+            }
+            Operation::Release { which, ended: true } if !self.released.is_empty() => {
+                self.release(self.released[which % self.released.len()])?;
+            }
+            Operation::Commit { .. } | Operation::Abort { .. } | Operation::Release { .. } => {}
+            Operation::Evict(need) => {
+                let gone = self.oracle.evict(need);
+                let found = self.index.evict(*need);
+                self.dropped("evict", found, gone)?;
+            }
+            Operation::EvictIdle(age) => {
+                let stamp = self.oracle.stamp().saturating_sub(*age);
+                let gone = self.oracle.evict_idle(stamp);
+                let found = self.index.evict_idle(stamp);
+                self.dropped("evict_idle", found, gone)?;
+            }
+            Operation::MakeRoom { nbytes, buffers } => {
+                let gone = self.oracle.make_room(*nbytes, *buffers);
+                let found = self.index.make_room(*nbytes, *buffers);
+                if let Some(found) = not_both("make_room", found, gone.is_some())? {
+                    self.dropped("make_room", found, gone.unwrap_or_default())?;
+                }
+            }
+            Operation::Drop(namespace) => {
+                let gone = self.oracle.drop_namespace(namespace);
+                let found = self.index.drop_namespace(namespace);
+                self.dropped("drop", found, gone)?;
+            }
+            Operation::Clear => {
+                let gone = self.oracle.clear();
+                let found = self.index.clear();
+                self.dropped("clear", found, gone)?;
+            }
+            Operation::Invalid { store, at, key } => self.invalid(store, *at, *key)?,
+        }
+        self.settled()
+    }
+
+    fn give(&mut self, id: u64) -> Outcome {
+        if self.given.insert(id) { Ok(()) } else { Err(format!("id {id} was given out before")) }
+    }
+
+    fn plan(&mut self, store: &Store) -> Result<bool, String> {
+        let (expected, gone) = self.oracle.plan(store, self.clock);
+        let (planned, evicted) = valid("plan", self.index.plan(store, self.clock))?;
+        let found = match &planned {
+            Planned::Ready(plan) => Expected::Ready {
+                length: plan.length,
+                matched: plan.matched,
+                segments: plan.segments.iter().map(|segment| (segment.start, segment.end)).collect(),
+                split: plan.split.map(|split| (Some(split.old), split.at)),
+                checkpoint: plan.checkpoint.is_some(),
+            },
+            Planned::Already => Expected::Already,
+            Planned::TooLarge => Expected::TooLarge,
+            Planned::InsideMedia => Expected::Nothing,
+        };
+        same("plan", &found, &expected)?;
+        self.dropped("plan's eviction", evicted, gone)?;
+        let Planned::Ready(plan) = planned else { return Ok(false) };
+        let halves = plan.split.iter().flat_map(|split| [split.upper.0, split.lower.0]);
+        let segments = plan.segments.iter().map(|segment| segment.id.0);
+        let checkpoint = plan.checkpoint.iter().map(|id| id.0);
+        let ids: Vec<u64> = halves.chain(segments).chain(checkpoint).chain([plan.id.0]).collect();
+        ids.into_iter().try_for_each(|id| self.give(id))?;
+        self.oracle.opened(&plan);
+        let copies = self.copies(&plan, store);
+        self.open.push(Open { plan, store: store.clone(), copies });
+        Ok(true)
+    }
+
+    fn commit(&mut self, at: usize) -> Outcome {
+        let Open { plan, store, copies } = self.open.remove(at);
+        let Some((stale, gone)) = self.oracle.commit(plan.id, self.clock) else {
+            return Err("the oracle lost a plan".to_owned());
+        };
+        let found = valid("commit", self.index.commit(plan.id, self.clock))?;
+        same("stale", &found.stale, &stale)?;
+        if !stale {
+            self.segments.extend(copies);
+            self.checkpoints.extend(plan.checkpoint.zip(store.checkpoint.map(|spec| spec.nbytes)));
+        }
+        self.ended.push(plan);
+        self.dropped("commit", found.dropped, gone)
+    }
+
+    /// What the holder of arrays copies for a plan.
+    fn copies(&self, plan: &Plan, store: &Store) -> Vec<(SegmentId, Arrays)> {
+        let each = store.bytes_per_token;
+        let new = |start, end| Arrays { tokens: (end - start) as u64, each };
+        let segments = plan.segments.iter().map(|segment| (segment.id, new(segment.start, segment.end)));
+        let halves = plan.split.iter().flat_map(|split| {
+            let whole = self.segments.get(&split.old).copied().unwrap_or_default();
+            let upper = Arrays { tokens: split.at as u64, ..whole };
+            let lower = Arrays { tokens: whole.tokens.saturating_sub(upper.tokens), ..whole };
+            [(split.upper, upper), (split.lower, lower)]
+        });
+        segments.chain(halves).collect()
+    }
+
+    fn abort(&mut self, at: usize) -> Outcome {
+        let Open { plan, .. } = self.open.remove(at);
+        let gone = self.oracle.abort(plan.id).unwrap_or_default();
+        let found = valid("abort", self.index.abort(plan.id))?;
+        self.ended.push(plan);
+        self.dropped("abort", found, gone)
+    }
+
+    fn insert(&mut self, prompt: &Prompt, each: u64) -> Outcome {
+        let (expected, gone) = self.oracle.insert(BARE, prompt, each, self.clock);
+        let found = valid("insert", self.index.insert(BARE, prompt, each, self.clock))?;
+        let figures = Inserted { evicted: Dropped::default(), ..found };
+        same("insert", &figures, &expected)?;
+        self.dropped("insert's eviction", found.evicted, gone)
+    }
+
+    fn lookup(&mut self, namespace: &str, prompt: &Prompt, short: usize, touch: Option<u64>) -> Outcome {
+        let limit = prompt.len().saturating_sub(short);
+        let expected = self.oracle.lookup(namespace, prompt, limit, touch);
+        let found = valid("lookup", self.index.lookup(namespace, prompt, limit, touch))?;
+        matched(&found, &expected)
+    }
+
+    fn acquire(&mut self, namespace: &str, prompt: &Prompt, short: usize) -> Outcome {
+        let limit = prompt.len().saturating_sub(short);
+        let (found, scope) = valid("acquire", self.index.acquire(namespace, prompt, limit))?;
+        let (expected, parts) = self.oracle.acquire(namespace, prompt, limit, scope.lease);
+        matched(&found, &expected)?;
+        same("leased", &scope.lease.is_some(), &parts.leased)?;
+        self.scope(&scope, &parts.pieces, parts.checkpoint)
+    }
+
+    fn scope(
+        &mut self,
+        scope: &Scope,
+        pieces: &[(Option<SegmentId>, usize)],
+        checkpoint: Option<(CheckpointId, usize)>,
+    ) -> Outcome {
+        let found: Vec<_> = scope.pieces.iter().map(|piece| (Some(piece.segment), piece.tokens)).collect();
+        same("pieces", &&found[..], &pieces)?;
+        same("checkpoint", &scope.checkpoint, &checkpoint)?;
+        if let Some(lease) = scope.lease {
+            self.give(lease.0)?;
+            self.leases.push(lease);
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, namespace: &str, prompt: &Prompt, short: usize) -> Outcome {
+        let limit = prompt.len().saturating_sub(short);
+        let (found, taken) = valid("take", self.index.take(namespace, prompt, limit))?;
+        let (expected, parts, gone) = self.oracle.take(namespace, prompt, limit, taken.scope.lease);
+        matched(&found, &expected)?;
+        same("leased", &taken.scope.lease.is_some(), &parts.leased)?;
+        self.scope(&taken.scope, &parts.pieces, parts.checkpoint)?;
+        self.dropped("take", taken.dropped, gone)
+    }
+
+    fn release(&mut self, lease: LeaseId) -> Outcome {
+        let gone = self.oracle.release(lease, self.clock);
+        let found = self.index.release(lease, self.clock);
+        self.dropped("release", found, gone)
+    }
+
+    fn invalid(&mut self, store: &Store, at: usize, key: u32) -> Outcome {
+        let mut store = store.clone();
+        store.prompt.0.insert(at.min(store.prompt.0.len()), Part::Text(key));
+        let Some((position, key)) = store.prompt.first_invalid() else { return Ok(()) };
+        let expected = Error::InvalidToken { position, key };
+        let planned = self.index.plan(&store, self.clock).map(|(planned, _)| planned);
+        same("an invalid token in a store", &planned, &Err(expected.clone()))?;
+        let found = self.index.lookup(&store.namespace, &store.prompt, 9, Some(self.clock));
+        same("an invalid token in a lookup", &found, &Err(expected))
+    }
+
+    /// What was dropped is what had to be, each id once and none that was not held.
+    fn dropped(&mut self, what: &str, found: Dropped, gone: Gone) -> Outcome {
+        same(&format!("{what}: amount"), &size(found.amount), &gone.size)?;
+        same(&format!("{what}: units"), &found.units, &gone.units)?;
+        let mut unnamed = gone.segments.iter().filter(|id| id.is_none()).count();
+        let mut expected: HashSet<SegmentId> = gone.segments.into_iter().flatten().collect();
+        for id in found.segments {
+            if expected.remove(&id) {
+                let held = self.segments.remove(&id);
+                held.ok_or_else(|| format!("{what}: {id:?} was not held"))?;
+            } else {
+                self.give(id.0).map_err(|_| format!("{what}: {id:?} had to stay, or went before"))?;
+                unnamed = unnamed.checked_sub(1).ok_or_else(|| format!("{what}: {id:?} is unknown"))?;
+            }
+        }
+        same(&format!("{what}: segments not reported"), &(expected.len(), unnamed), &(0, 0))?;
+        let mut expected: HashSet<CheckpointId> = gone.checkpoints.into_iter().collect();
+        for id in found.checkpoints {
+            let held = expected.remove(&id).then(|| self.checkpoints.remove(&id)).flatten();
+            held.ok_or_else(|| format!("{what}: {id:?} had to stay, or went before"))?;
+        }
+        same(&format!("{what}: checkpoints not reported"), &expected.len(), &0)
+    }
+
+    /// Everything that can be seen between two operations.
+    fn settled(&self) -> Outcome {
+        self.index.validate().map_err(|broken| format!("validate: {broken}"))?;
+        let stats = self.index.stats();
+        let mut sum = TreeStats::default();
+        for namespace in ["a", "b", BARE] {
+            let expected = self.oracle.figures(namespace);
+            same(&format!("stats of {namespace}"), &self.index.namespace_stats(namespace), &expected)?;
+            sum += expected;
+            let layouts = self.oracle.layouts(namespace);
+            same(&format!("layouts of {namespace}"), &self.index.layouts(namespace), &layouts)?;
+        }
+        same("stats", &stats.trees, &sum)?;
+        same("leased bytes", &stats.leased_bytes, &self.oracle.leased_bytes())?;
+        same("reserved bytes", &stats.reserved_bytes, &self.oracle.reserved()[0])?;
+        same("units", &stats.units, &self.oracle.units())?;
+        same("namespaces", &stats.namespaces, &(self.oracle.namespaces().len() as u64))?;
+        let labels = self.index.labels();
+        for label in 0..3_u16 {
+            let found = labels.get(usize::from(label)).copied().unwrap_or_default();
+            let expected: LabelAmount = self.oracle.label(label);
+            same(&format!("label {label}"), &found, &expected)?;
+        }
+        self.accounted()
+    }
+
+    /// Every live id is held, every held id is live, and all of it with what is being copied now
+    /// stays under the limits.
+    fn accounted(&self) -> Outcome {
+        let (segments, checkpoints) = self.oracle.ids();
+        let segments: HashSet<SegmentId> = segments.into_iter().flatten().collect();
+        same("segments held", &self.segments.keys().copied().collect(), &segments)?;
+        let checkpoints: HashSet<CheckpointId> = checkpoints.into_iter().collect();
+        same("checkpoints held", &self.checkpoints.keys().copied().collect(), &checkpoints)?;
+        let mut nbytes: u64 = self.segments.values().map(Arrays::nbytes).sum();
+        nbytes += self.checkpoints.values().sum::<u64>() + self.index.namespace_stats(BARE).nbytes;
+        same("bytes held", &nbytes, &self.index.stats().trees.nbytes)?;
+        for Open { store, copies, .. } in &self.open {
+            nbytes += copies.iter().map(|(_, arrays)| arrays.nbytes()).sum::<u64>();
+            nbytes += store.checkpoint.map_or(0, |spec| spec.nbytes);
+        }
+        if nbytes > self.limits.max_bytes {
+            return Err(format!("{nbytes} bytes are held or being copied, of {}", self.limits.max_bytes));
+        }
+        let buffers = self.index.stats().trees.buffers + self.oracle.reserved()[1];
+        if buffers > self.limits.max_buffers {
+            return Err(format!("{buffers} buffers are held or promised, of {}", self.limits.max_buffers));
+        }
+        Ok(())
+    }
+}
+
+fn matched(found: &Match, expected: &Match) -> Outcome {
+    same("match", &Match { visited: 0, ..*found }, expected)
+}

@@ -1,0 +1,177 @@
+//! One random operation, and how to make and shrink one.
+//!
+//! Few tokens, short segments and tight limits, so that prompts share prefixes, split nodes and
+//! run out of room all the time.
+
+use kvcache_core::{CheckpointSpec, Limits, Need};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::index::Store;
+use super::prompt::{Part, Prompt};
+
+/// The namespace in which nothing is stored but by `insert`, which gives out no ids.
+pub(crate) const BARE: &str = "bare";
+
+#[derive(Clone, Debug)]
+pub(crate) enum Operation {
+    /// Plan and commit.
+    Store(Store),
+    Plan(Store),
+    /// Which of the open plans; `ended` for one that was ended before.
+    Commit { which: usize, ended: bool },
+    Abort { which: usize, ended: bool },
+    Insert { prompt: Prompt, bytes_per_token: u64 },
+    Lookup { namespace: String, prompt: Prompt, short: usize, touch: bool },
+    Acquire { namespace: String, prompt: Prompt, short: usize },
+    Take { namespace: String, prompt: Prompt, short: usize },
+    Release { which: usize, ended: bool },
+    Evict(Need),
+    /// What was not used for so long.
+    EvictIdle(u64),
+    MakeRoom { nbytes: u64, buffers: u64 },
+    Drop(String),
+    Clear,
+    /// A token outside the ids, in a lookup and in a store.
+    Invalid { store: Store, at: usize, key: u32 },
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Step {
+    pub(crate) operation: Operation,
+    /// How much later than the step before.
+    pub(crate) wait: u64,
+}
+
+/// Limits and steps.
+#[derive(Clone, Debug)]
+pub(crate) struct Script {
+    pub(crate) limits: Limits,
+    pub(crate) steps: Vec<Step>,
+}
+
+/// Beginnings that prompts have in common.
+fn stem(which: usize) -> Vec<Part> {
+    let text = |tokens: &[u32]| Prompt::text(tokens.iter().copied()).0;
+    let media = |digest, length| Prompt::media(digest, length).0;
+    match which {
+        0 => text(&[0, 1, 0, 0, 1, 1, 0, 1, 0, 1, 1, 0]),
+        1 => [text(&[0, 1, 0]), media(0, 3), text(&[1, 1, 0]), media(1, 2), text(&[1])].concat(),
+        2 => [media(0, 2), text(&[0, 1]), media(0, 2), media(0, 2), text(&[0])].concat(),
+        _ => text(&[1; 10]),
+    }
+}
+
+fn part() -> impl Strategy<Value = Part> {
+    prop_oneof![
+        8 => (0_u32..3).prop_map(Part::Text),
+        1 => (0_u8..2, 1_usize..4).prop_map(|(digest, length)| Part::Media(digest, length)),
+    ]
+}
+
+fn prompt() -> impl Strategy<Value = Prompt> {
+    (0_usize..4, 0_usize..13, vec(part(), 0..4)).prop_map(|(which, keep, tail)| {
+        let mut parts = stem(which);
+        parts.truncate(keep);
+        parts.extend(tail);
+        Prompt(parts)
+    })
+}
+
+fn text() -> impl Strategy<Value = Prompt> {
+    (prop_oneof![Just(0_usize), Just(3)], 0_usize..13, vec(0_u32..3, 0..4)).prop_map(|(which, keep, tail)| {
+        let mut parts = stem(which);
+        parts.truncate(keep);
+        Prompt(parts).then(&Prompt::text(tail))
+    })
+}
+
+fn namespace() -> impl Strategy<Value = String> {
+    prop_oneof![3 => Just("a"), 1 => Just("b")].prop_map(str::to_owned)
+}
+
+/// Layouts: 0 and 1 are span layers, 2 and 3 have checkpoints, and 3 is a pure state model.
+/// Layout 0 also comes with checkpoints, which a sane caller would not do.
+fn store() -> impl Strategy<Value = Store> {
+    let checkpoint = (0_u64..6, 0_u32..3, any::<bool>())
+        .prop_map(|(nbytes, buffers, trimmable)| CheckpointSpec { nbytes, buffers, trimmable });
+    let layout = prop_oneof![
+        6 => Just((0, false)),
+        2 => Just((1, false)),
+        6 => Just((2, true)),
+        1 => Just((3, true)),
+        1 => Just((0, true)),
+    ];
+    // Now and then another price than the layout's.
+    let odd = prop_oneof![15 => Just(None), 1 => (0_u64..4).prop_map(Some)];
+    (namespace(), layout, prompt(), checkpoint, odd, 0_u16..3).prop_map(
+        |(namespace, (layout, checkpointed), prompt, checkpoint, odd, label)| Store {
+            namespace,
+            layout,
+            prompt,
+            bytes_per_token: odd.unwrap_or([1, 3, 2, 0][layout as usize]),
+            buffers: [1, 2, 1, 0][layout as usize],
+            checkpoint: checkpointed.then_some(checkpoint),
+            label,
+        },
+    )
+}
+
+fn need() -> impl Strategy<Value = Need> {
+    let none = Need::default();
+    prop_oneof![
+        4 => (0_u64..20).prop_map(move |nbytes| Need { nbytes, ..none }),
+        3 => (0_u64..5).prop_map(move |units| Need { units, ..none }),
+        1 => (0_u64..6).prop_map(move |buffers| Need { buffers, ..none }),
+        1 => (0_u64..9).prop_map(move |tokens| Need { tokens, ..none }),
+        1 => (0_u64..3).prop_map(move |sequences| Need { sequences, ..none }),
+        1 => (0_u64..9, 0_u64..3).prop_map(move |(nbytes, units)| Need { nbytes, units, ..none }),
+    ]
+}
+
+fn operation() -> impl Strategy<Value = Operation> {
+    use Operation as Op;
+    // An engine asks for all but the last token; ranks ask for less, a pin for all.
+    let short = || prop_oneof![6 => Just(1_usize), 1 => Just(0), 2 => 2_usize..6];
+    let ended = || prop_oneof![9 => Just(false), 1 => Just(true)];
+    let which = || 0_usize..8;
+    let asked = || (namespace(), prompt(), short());
+    prop_oneof![
+        20 => store().prop_map(Op::Store),
+        8 => store().prop_map(Op::Plan),
+        6 => (which(), ended()).prop_map(|(which, ended)| Op::Commit { which, ended }),
+        2 => (which(), ended()).prop_map(|(which, ended)| Op::Abort { which, ended }),
+        3 => (text(), 0_u64..3).prop_map(|(prompt, bytes_per_token)| Op::Insert { prompt, bytes_per_token }),
+        10 => (prop_oneof![4 => namespace(), 1 => Just(BARE.to_owned())], prompt(), short(), any::<bool>())
+            .prop_map(|(namespace, prompt, short, touch)| Op::Lookup { namespace, prompt, short, touch }),
+        8 => asked().prop_map(|(namespace, prompt, short)| Op::Acquire { namespace, prompt, short }),
+        3 => asked().prop_map(|(namespace, prompt, short)| Op::Take { namespace, prompt, short }),
+        8 => (which(), ended()).prop_map(|(which, ended)| Op::Release { which, ended }),
+        6 => need().prop_map(Op::Evict),
+        2 => (0_u64..20).prop_map(Op::EvictIdle),
+        2 => (0_u64..40, 0_u64..6).prop_map(|(nbytes, buffers)| Op::MakeRoom { nbytes, buffers }),
+        1 => namespace().prop_map(Op::Drop),
+        1 => Just(Op::Clear),
+        1 => (store(), 0_usize..9, 0_u32..3)
+            .prop_map(|(store, at, low)| Op::Invalid { store, at, key: 1 << 31 | low }),
+    ]
+}
+
+fn limits() -> impl Strategy<Value = Limits> {
+    let unlimited = Limits::default();
+    let nbytes = prop_oneof![1 => Just(unlimited.max_bytes), 4 => 10_u64..120];
+    let buffers = prop_oneof![2 => Just(unlimited.max_buffers), 1 => 3_u64..30];
+    (nbytes, buffers, 1_usize..6, 1_usize..5).prop_map(
+        |(max_bytes, max_buffers, segment_tokens, max_checkpoints)| Limits {
+            max_bytes,
+            max_buffers,
+            segment_tokens,
+            max_checkpoints,
+        },
+    )
+}
+
+pub(crate) fn script(steps: usize) -> impl Strategy<Value = Script> {
+    let step = (operation(), 0_u64..4).prop_map(|(operation, wait)| Step { operation, wait });
+    (limits(), vec(step, 1..steps)).prop_map(|(limits, steps)| Script { limits, steps })
+}

@@ -1,0 +1,257 @@
+//! What a lookup must find, and what leasing and taking a path mean.
+
+use kvcache_core::{CheckpointId, LayoutId, LeaseId, Match, Reason, SegmentId};
+
+use super::{Checkpoint, Gone, Holder, Lease, Oracle, Path, Place, Segment, Tree};
+use crate::common::prompt::{Prompt, Token};
+
+/// What serves a hit.
+#[derive(Clone, Debug)]
+pub(super) struct Serving {
+    place: Place,
+    length: usize,
+    /// All of the segment that holds the last usable token, from the first token on.
+    node: Path,
+    checkpoint: Option<Path>,
+}
+
+/// What an acquired hit must hand out.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Parts {
+    pub(crate) leased: bool,
+    pub(crate) pieces: Vec<(Option<SegmentId>, usize)>,
+    pub(crate) checkpoint: Option<(CheckpointId, usize)>,
+}
+
+pub(super) fn common(a: &[Token], b: &[Token]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
+
+impl Tree {
+    pub(super) fn matched(&self, tokens: &[Token]) -> usize {
+        self.segments.iter().map(|one| common(&one.path, tokens)).max().unwrap_or(0)
+    }
+
+    /// The segment that holds the token before `position`.
+    pub(super) fn holder(&self, tokens: &[Token], position: usize) -> Option<&Segment> {
+        self.segments.iter().find(|one| {
+            one.start < position && position <= one.path.len() && one.path[..position] == tokens[..position]
+        })
+    }
+
+    pub(super) fn checkpoint(&self, path: &[Token]) -> Option<&Checkpoint> {
+        self.checkpoints.iter().find(|one| one.path == path)
+    }
+
+    /// Whether all stored prompts that start like this go on in the same media span.
+    fn goes_on_with_media(&self, tokens: &[Token]) -> bool {
+        let starts = |one: &&Segment| one.path.len() > tokens.len() && one.path.starts_with(tokens);
+        let mut next = self.segments.iter().filter(starts).map(|one| one.path[tokens.len()]);
+        let Some(first) = next.next() else { return false };
+        matches!(first, Token::Media(..)) && next.all(|token| token == first)
+    }
+}
+
+impl Oracle {
+    fn find(&self, namespace: &str, prompt: &Prompt, limit: usize) -> (Match, Option<Serving>) {
+        let reason = if limit == 0 { Reason::TooShort } else { Reason::NoEntry };
+        let nothing =
+            Match { length: 0, matched: 0, reason, checkpoint_at: None, layout: None, visited: 0 };
+        let mut best = (nothing, None);
+        for tree in self.trees.iter().filter(|tree| tree.place.namespace == namespace) {
+            let found = self.find_in(tree, prompt, limit);
+            // The newest of several equal ones.
+            if (found.0.length, found.0.matched) >= (best.0.length, best.0.matched) {
+                best = found;
+            }
+        }
+        best
+    }
+
+    fn find_in(&self, tree: &Tree, prompt: &Prompt, limit: usize) -> (Match, Option<Serving>) {
+        let tokens = prompt.tokens();
+        let matched = tree.matched(&tokens);
+        let usable = prompt.cut_back(matched.min(limit));
+        let serving = self.serving(tree, prompt, usable);
+        let length = serving.as_ref().map_or(0, |serving| serving.length);
+        let at_media = match tokens.get(matched) {
+            None => false,
+            Some(Token::Media(..)) => true,
+            Some(Token::Text(_)) => tree.goes_on_with_media(&tokens[..matched]),
+        };
+        let reason = match () {
+            () if length > 0 => Reason::Hit,
+            () if limit == 0 => Reason::TooShort,
+            () if usable > 0 => Reason::NoCheckpoint,
+            () if matched > 0 || at_media => Reason::Media,
+            () => Reason::NoEntry,
+        };
+        let found = Match {
+            length,
+            matched,
+            reason,
+            checkpoint_at: (tree.place.checkpointed && length < usable).then_some(usable),
+            layout: (length > 0).then_some(LayoutId(tree.place.layout)),
+            visited: 0,
+        };
+        (found, serving)
+    }
+
+    fn serving(&self, tree: &Tree, prompt: &Prompt, usable: usize) -> Option<Serving> {
+        let tokens = prompt.tokens();
+        let node = tree.holder(&tokens, usable)?.path.clone();
+        let serving = |length: usize, node, checkpoint| {
+            Some(Serving { place: tree.place.clone(), length, node, checkpoint })
+        };
+        if !tree.place.checkpointed {
+            return serving(usable, node, None);
+        }
+        if tree.checkpoint(&tokens[..usable]).is_none()
+            && let Some(below) = self.trimmable(tree, &tokens[..usable])
+        {
+            return serving(usable, node, Some(below));
+        }
+        let above = |one: &&Checkpoint| {
+            let end = one.path.len();
+            end <= usable && tokens.starts_with(&one.path) && prompt.cut_back(end) == end
+        };
+        let path = tree.checkpoints.iter().filter(above).max_by_key(|one| one.path.len())?.path.clone();
+        serving(path.len(), path.clone(), Some(path))
+    }
+
+    /// The trimmable checkpoint below that serves: the first on its way down, and of several ways
+    /// the one with the smallest keys, where media count from the first stored one on.
+    fn trimmable(&self, tree: &Tree, tokens: &[Token]) -> Option<Path> {
+        let below: Vec<&Path> = tree
+            .checkpoints
+            .iter()
+            .filter(|one| one.trimmable && one.path.len() > tokens.len() && one.path.starts_with(tokens))
+            .map(|one| &one.path)
+            .collect();
+        let first = below
+            .iter()
+            .filter(|path| !below.iter().any(|other| other.len() < path.len() && path.starts_with(other)));
+        let key = |token: &Token| match *token {
+            Token::Text(id) => (0, id as usize),
+            Token::Media(digest, length) => {
+                (1, self.contents.iter().position(|one| *one == (digest, length)).unwrap_or(usize::MAX))
+            }
+        };
+        first.min_by_key(|path| path.iter().map(key).collect::<Vec<_>>()).map(|path| (*path).clone())
+    }
+
+    pub(crate) fn lookup(
+        &mut self,
+        namespace: &str,
+        prompt: &Prompt,
+        limit: usize,
+        touch: Option<u64>,
+    ) -> Match {
+        let (found, serving) = self.find(namespace, prompt, limit);
+        if let (Some(serving), Some(stamp)) = (serving, touch) {
+            self.tick(stamp);
+            match &serving.checkpoint {
+                Some(path) => self.touch_checkpoint(&serving.place, path),
+                None => self.touch_path(&serving.place, &serving.node),
+            }
+        }
+        found
+    }
+
+    fn parts(&self, serving: &Serving) -> Parts {
+        let Some(tree) = self.tree(&serving.place) else { return Parts::default() };
+        let mut on: Vec<&Segment> =
+            tree.segments.iter().filter(|one| serving.node.starts_with(&one.path)).collect();
+        on.sort_by_key(|one| one.start);
+        let pieces =
+            on.iter().map(|one| (one.id, one.path.len().min(serving.length) - one.start)).collect();
+        let checkpoint = serving.checkpoint.as_ref().and_then(|path| tree.checkpoint(path));
+        Parts { leased: true, pieces, checkpoint: checkpoint.map(|one| (one.id, one.path.len())) }
+    }
+
+    pub(super) fn lease(&mut self, lease: Lease) {
+        for tree in self.trees.iter().filter(|tree| tree.place == lease.place) {
+            let covered =
+                tree.segments.iter().map(|one| &one.path).filter(|path| lease.path.starts_with(path));
+            let units: Vec<&Path> =
+                if tree.place.checkpointed { lease.checkpoint.iter().collect() } else { covered.collect() };
+            self.recency.retain(|unit| unit.place != lease.place || !units.contains(&&unit.path));
+        }
+        self.leases.push(lease);
+    }
+
+    pub(crate) fn acquire(
+        &mut self,
+        namespace: &str,
+        prompt: &Prompt,
+        limit: usize,
+        id: Option<LeaseId>,
+    ) -> (Match, Parts) {
+        let (found, serving) = self.find(namespace, prompt, limit);
+        let Some(serving) = serving else { return (found, Parts::default()) };
+        let parts = self.parts(&serving);
+        self.lease_serving(serving, id);
+        (found, parts)
+    }
+
+    fn lease_serving(&mut self, serving: Serving, id: Option<LeaseId>) {
+        let Serving { place, node, checkpoint, .. } = serving;
+        let deeper = checkpoint.clone().filter(|path| path.len() > node.len());
+        let holder = Holder::Caller(id.unwrap_or(LeaseId(0)));
+        self.lease(Lease { holder, place, path: deeper.unwrap_or(node), checkpoint });
+    }
+
+    pub(crate) fn take(
+        &mut self,
+        namespace: &str,
+        prompt: &Prompt,
+        limit: usize,
+        id: Option<LeaseId>,
+    ) -> (Match, Parts, Gone) {
+        let mut gone = Gone::default();
+        let (found, serving) = self.find(namespace, prompt, limit);
+        let Some(mut serving) = serving else { return (found, Parts::default(), gone) };
+        let mut parts = self.parts(&serving);
+        let whole = serving.node.len() == serving.length
+            && serving.checkpoint.as_ref().is_none_or(|path| *path == serving.node);
+        while whole && let Some(start) = self.exclusive(&serving.place, &serving.node) {
+            let place = serving.place.clone();
+            self.remove_segments(&place, &mut gone, |one| one.path == serving.node);
+            serving.node.truncate(start);
+            serving.checkpoint = None;
+        }
+        parts.leased = !serving.node.is_empty();
+        if parts.leased {
+            self.lease_serving(serving, id);
+        }
+        self.settle(&mut gone);
+        (found, parts, gone)
+    }
+
+    /// Where the segment that ends with `path` starts, if nothing goes on from it or holds it.
+    fn exclusive(&self, place: &Place, path: &[Token]) -> Option<usize> {
+        let segments = &self.tree(place)?.segments;
+        let goes_on = segments.iter().any(|one| one.path.len() > path.len() && one.path.starts_with(path));
+        let free = !goes_on && !self.covered(place, path);
+        segments.iter().find(|one| one.path == path).filter(|_| free).map(|one| one.start)
+    }
+
+    pub(crate) fn release(&mut self, id: LeaseId, stamp: u64) -> Gone {
+        self.tick(stamp);
+        let mut gone = Gone::default();
+        self.end_lease(&Holder::Caller(id), &mut gone);
+        gone
+    }
+
+    pub(super) fn end_lease(&mut self, holder: &Holder, gone: &mut Gone) {
+        let Some(at) = self.leases.iter().position(|lease| lease.holder == *holder) else { return };
+        let Lease { place, path, checkpoint, .. } = self.leases.remove(at);
+        if !place.checkpointed {
+            // Touching passes over what other leases cover, and all of this path was off the list.
+            self.touch_path(&place, &path);
+        } else if let Some(path) = checkpoint {
+            self.touch_checkpoint(&place, &path);
+        }
+        self.settle(gone);
+    }
+}
