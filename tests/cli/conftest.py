@@ -18,14 +18,14 @@ TEMPLATE = (
 
 
 def byte_alphabet() -> list[str]:
-    from tokenizers.pre_tokenizers import ByteLevel  # noqa: PLC0415
+    from tokenizers.pre_tokenizers import ByteLevel
 
     return sorted(ByteLevel.alphabet())
 
 
 @pytest.fixture
 def tiny_metadata() -> dict[str, object]:
-    import mlx.core as mx  # noqa: PLC0415
+    import mlx.core as mx
 
     tokens = [*SPECIAL, *byte_alphabet(), "12", "he", "hel"]
     numbers = {
@@ -54,7 +54,7 @@ def tiny_metadata() -> dict[str, object]:
 
 @pytest.fixture
 def tiny_gguf(tmp_path: Path, tiny_metadata: dict[str, object]) -> Path:
-    import mlx.core as mx  # noqa: PLC0415
+    import mlx.core as mx
 
     head = WIDTH // HEADS
     shapes: dict[str, tuple[int, ...]] = {

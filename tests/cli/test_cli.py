@@ -31,7 +31,7 @@ def _one_sentence(capsys: pytest.CaptureFixture[str]) -> str:
 
 @pytest.fixture
 def tiny_model(tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    from kvcache.cli.gguf import convert  # noqa: PLC0415
+    from kvcache.cli.gguf import convert
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     folder = tmp_path / "tiny"
@@ -111,7 +111,7 @@ def test_the_command_imports_nothing_heavy() -> None:
 
 
 def test_demo_on_any_model_folder(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import mlx.core as mx  # noqa: PLC0415
+    import mlx.core as mx
 
     pool_limit = mx.set_cache_limit(1 << 30)
     try:
@@ -135,7 +135,7 @@ def test_demo_prints_tables_and_no_json(tiny_model: Path, capsys: pytest.Capture
 def test_a_demo_that_reuses_nothing_fails(
     tiny_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kvcache.cli import chat  # noqa: PLC0415
+    from kvcache.cli import chat
 
     answer = chat.Chat._answer_warm
 

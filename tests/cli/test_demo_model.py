@@ -67,7 +67,7 @@ def test_tokenizer_splits_digits_and_keeps_bytes(tiny_metadata: dict[str, object
 
 
 def test_converted_folder_loads_and_generates(tiny_gguf: Path, tmp_path: Path) -> None:
-    from mlx_lm import generate, load  # noqa: PLC0415
+    from mlx_lm import generate, load
 
     folder = tmp_path / "model"
     with replacing(folder) as new:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from kvcache.errors import ConfigError
-
 from kvcache.sizes import parse_size
 
 if TYPE_CHECKING:

@@ -140,7 +140,6 @@ impl PrefixIndex {
     /// An invalid token in the key.
     pub fn plan(&mut self, request: &StoreRequest<'_>, stamp: u64) -> Result<(Planned, Dropped), Error> {
         request.query.check_length()?;
-        let stamp = self.tick(stamp);
         let n = request.query.len();
         let length = request.query.cuts.back(n);
         let checkpointed = request.checkpoint.is_some();
@@ -151,11 +150,13 @@ impl PrefixIndex {
             if !request.query.checked {
                 crate::keys::check_tokens(request.query.keys, 0)?;
             }
+            self.tick(stamp);
             let draft = Draft { from: 0, node: NodeId::NONE, cut: None, length };
             return Ok(self.reserve(request, draft, None));
         };
         let root = self.trees.forest.get(tree).root;
         let walked = walk(&self.trees.arena, root, &request.query)?;
+        let stamp = self.tick(stamp);
         if walked.matched >= length && self.held(request, &walked, length, stamp) {
             return Ok((Planned::Already, Dropped::default()));
         }
@@ -346,8 +347,8 @@ impl PrefixIndex {
     /// # Errors
     /// [`Error::UnknownPlan`].
     pub fn commit(&mut self, plan: PlanId, stamp: u64) -> Result<Committed, Error> {
-        let stamp = self.tick(stamp);
         let pending = self.plans.remove(&plan).ok_or(Error::UnknownPlan)?;
+        let stamp = self.tick(stamp);
         self.trees.ledger.unreserve(pending.reserved);
         let mut dropped = Dropped::default();
         let Some(place) = self.still_there(&pending) else {
