@@ -24,6 +24,7 @@ from kvcache.errors import (
     TokenError,
 )
 from kvcache.memory.pressure import PressureSource, SystemMemoryPressure
+from kvcache.namespaces import model_namespace
 from kvcache.results import Eviction, Hit, MediaSpan, Stored
 from kvcache.stats import Stats
 
@@ -53,6 +54,7 @@ __all__ = [
     "TokenError",
     "__version__",
     "layers",
+    "model_namespace",
 ]
 
 # What needs mlx is imported at its first use.

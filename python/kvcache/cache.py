@@ -287,10 +287,7 @@ class KVPrefixCache:
 
     def close(self) -> None:
         """Clears the cache for good: later calls raise ClosedError. Closing twice is fine."""
-        if self._state.closed:
-            return
-        self.clear()
-        self._state.closed = True
+        self._state.close()
         self._finalizer.detach()
 
     def __enter__(self) -> Self:

@@ -106,7 +106,7 @@ class State:
             if dropped is None:
                 return Eviction()
             arrays = self.segments.remove(dropped)
-        if not (always or dropped.segments or dropped.checkpoints):
+        if not (always or dropped):
             return Eviction()
         return self.finish(dropped, arrays)
 
@@ -221,6 +221,16 @@ class State:
         """(sequences, bytes) of each label used so far; under the lock."""
         figures = self.index.labels()
         return {label: figures[number] for label, number in self._labels.items() if number < len(figures)}
+
+    def close(self) -> None:
+        """Drops everything for good; what other threads have under way ends with ClosedError."""
+        with self.lock:
+            if self.closed:
+                return
+            self.closed = True
+            dropped = self.index.clear()
+            arrays = self.segments.remove(dropped)
+        self.finish(dropped, arrays)
 
     def abandon(self) -> None:
         """The cache was collected: its arrays go, and their memory comes back."""

@@ -13,6 +13,7 @@ from kvcache.segments import image_figures
 
 if TYPE_CHECKING:
     from kvcache._core import Planned, Tokens
+    from kvcache.arrays import Array
     from kvcache.layers.layout import Layout
     from kvcache.results import StoreReason
     from kvcache.segments import Segment
@@ -69,10 +70,16 @@ class Store:
                 "truncated", f"token {asked} is inside a media span, where no checkpoint can be used"
             )
         while True:
-            planned, halved = self._plan(prompt, layout, length)
-            if planned.outcome != "ready":
-                return self._without_copy(planned.outcome, prompt, length)
-            copies = self._copy(planned, prompt, layout, halved)
+            planned, halved, dropped = self._plan(prompt, layout, length)
+            try:
+                if planned.evicted:
+                    self._evicted += self._state.finish(planned.evicted, dropped)
+                if planned.outcome != "ready":
+                    return self._without_copy(planned.outcome, prompt, length)
+                copies = self._copy(planned, prompt, layout, halved)
+            except BaseException:
+                self._abort(planned)
+                raise
             halved = None
             if self._commit(planned, copies):
                 break
@@ -92,7 +99,10 @@ class Store:
                 return start
         return length
 
-    def _plan(self, prompt: Prompt, layout: Layout, length: int) -> tuple[Planned, Segment | None]:
+    def _plan(
+        self, prompt: Prompt, layout: Layout, length: int
+    ) -> tuple[Planned, Segment | None, list[Array]]:
+        """The plan, the segment that it splits, and the arrays of what was evicted for it."""
         state, stamp = self._state, self._state.stamp()
         nbytes, buffers, trimmable = image_figures(prompt.images())
         with state.guard() as index:
@@ -116,9 +126,7 @@ class Store:
             )
             halved = None if planned.split is None else list(state.segments.segment(planned.split[0]))
             dropped = state.segments.remove(planned.evicted)
-        if planned.evicted.segments or planned.evicted.checkpoints:
-            self._evicted += state.finish(planned.evicted, dropped)
-        return planned, halved
+        return planned, halved, dropped
 
     def _without_copy(self, outcome: str, prompt: Prompt, length: int) -> Stored:
         if outcome == "already":
@@ -130,22 +138,18 @@ class Store:
         return self._result("truncated", detail="no token stands before the media span")
 
     def _copy(self, planned: Planned, prompt: Prompt, layout: Layout, halved: Segment | None) -> Copies:
-        """Copies what was planned; a failure of any kind gives the plan up."""
         state = self._state
         images = prompt.images()
-        nbytes = (planned.length - planned.matched) * token_bytes(layout) + image_figures(images)[0]
-        try:
-            self._evicted += state.relieve(0 if self._donate else nbytes)
-            copies, evicted = state.allocating(
-                lambda: cut(planned, prompt, images, halved, self._donate),
-                nbytes,
-                f"storing {planned.length - planned.matched} tokens",
-                again=not self._donate,
-            )
-            self._evicted += evicted
-        except BaseException:
-            self._abort(planned)
-            raise
+        tokens = planned.length - planned.matched
+        nbytes = tokens * token_bytes(layout) + image_figures(images)[0]
+        self._evicted += state.relieve(0 if self._donate else nbytes)
+        copies, evicted = state.allocating(
+            lambda: cut(planned, prompt, images, halved, self._donate),
+            nbytes,
+            f"storing {tokens} tokens",
+            again=not self._donate,
+        )
+        self._evicted += evicted
         return copies
 
     def _abort(self, planned: Planned) -> None:

@@ -14,6 +14,13 @@ pub(crate) struct Dropped {
     units: u64,
 }
 
+#[pymethods]
+impl Dropped {
+    fn __bool__(&self) -> bool {
+        !self.segments.is_empty() || !self.checkpoints.is_empty()
+    }
+}
+
 impl From<core::Dropped> for Dropped {
     fn from(dropped: core::Dropped) -> Self {
         Self {

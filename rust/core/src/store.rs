@@ -144,6 +144,7 @@ impl PrefixIndex {
         let length = request.query.cuts.back(n);
         let checkpointed = request.checkpoint.is_some();
         if length == 0 || checkpointed && length < n {
+            self.tick(stamp);
             return Ok((Planned::InsideMedia, Dropped::default()));
         }
         let Some(tree) = self.trees.forest.find(request.namespace, request.layout, checkpointed) else {
