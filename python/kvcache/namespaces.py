@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import is_dataclass
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from kvcache.errors import ConfigError
 
@@ -51,8 +52,11 @@ def _fingerprint(model: Any) -> Iterator[str]:
     from mlx.utils import tree_flatten
 
     yield f"{type(model).__module__}.{type(model).__qualname__}"
-    yield repr(getattr(model, "args", None))
-    for path, array in tree_flatten(model.parameters()):
+    arguments = getattr(model, "args", None)
+    if is_dataclass(arguments):
+        yield repr(arguments)
+    parameters: Any = tree_flatten(model.parameters())
+    for path, array in parameters:
         yield f"{path} {array.shape} {array.dtype} {_checksum(array)}"
 
 
@@ -66,6 +70,6 @@ def _checksum(array: Any) -> str:
     for start in range(0, bits.size, _CHUNK):
         chunk = bits[start : start + _CHUNK].astype(mx.uint32)
         places = mx.arange(start, start + chunk.size, dtype=mx.uint32) * 2654435761 + 1
-        plain += int(mx.sum(chunk).item())
-        weighted += int(mx.sum(chunk * places).item())
+        plain += cast("int", mx.sum(chunk).item())
+        weighted += cast("int", mx.sum(chunk * places).item())
     return f"{plain & 0xFFFFFFFF:08x}{weighted & 0xFFFFFFFF:08x}"

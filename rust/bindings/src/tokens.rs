@@ -122,26 +122,33 @@ fn type_name(found: &Bound<'_, PyAny>) -> String {
 /// The fast path takes exact `int`s only: no call back into Python can change the list meanwhile.
 #[allow(unsafe_code)]
 fn from_list(list: &Bound<'_, PyList>) -> PyResult<Vec<u32>> {
-    let length = list.len();
-    let mut tokens = Vec::with_capacity(length);
+    let mut tokens = Vec::with_capacity(list.len());
     #[cfg(not(Py_GIL_DISABLED))]
-    for at in 0..length {
-        // SAFETY: the GIL is held and `at` is below the length; the borrowed item is read before
-        // any other code can run. `PyLong_AsLong` of an exact int runs no Python code.
-        let value = unsafe {
-            let item = ffi::PyList_GetItem(list.as_ptr(), at.cast_signed());
-            if item.is_null() || ffi::PyLong_CheckExact(item) == 0 {
+    {
+        let mut read = 0;
+        for (at, slot) in tokens.spare_capacity_mut()[..list.len()].iter_mut().enumerate() {
+            // `PyLong_AsSize_t` looks at the digits at once; `PyLong_AsLong` calls a second
+            // function that reports overflow, which made the whole loop half as slow again.
+            // SAFETY: the GIL is held and `at` is below the length; the borrowed item is read before
+            // any other code can run. `PyLong_AsSize_t` of an exact int runs no Python code.
+            let value = unsafe {
+                let item = ffi::PyList_GetItem(list.as_ptr(), at.cast_signed());
+                if item.is_null() || ffi::PyLong_CheckExact(item) == 0 {
+                    break;
+                }
+                ffi::PyLong_AsSize_t(item)
+            };
+            if value > MAX_TOKEN as usize {
                 break;
             }
-            ffi::PyLong_AsLong(item)
-        };
-        match u32::try_from(value) {
-            Ok(value) if value <= MAX_TOKEN => tokens.push(value),
-            _ => break,
+            slot.write(value as u32);
+            read = at + 1;
         }
+        // SAFETY: the first `read` slots were written.
+        unsafe { tokens.set_len(read) };
+        // A negative or very large item has left its error behind.
+        drop(PyErr::take(list.py()));
     }
-    // -1 from `PyLong_AsLong` may stand for an overflow that is still set.
-    drop(PyErr::take(list.py()));
     while tokens.len() < list.len() {
         let at = tokens.len();
         tokens.push(token(&list.get_item(at)?, at)?);

@@ -88,7 +88,8 @@ impl PrefixIndex {
     }
 
     /// Keys for tokens of which `spans` stand for media. With `intern` for a store, without for a
-    /// lookup. O(n).
+    /// lookup. Good until they are dropped, whatever happens to the index meanwhile. O(n), and
+    /// now and then O(tokens held) for a store.
     ///
     /// # Errors
     /// An invalid token outside the spans, or spans that overlap, are out of order or outside.

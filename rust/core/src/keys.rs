@@ -38,6 +38,12 @@ impl<'a> Query<'a> {
         self.keys.is_empty()
     }
 
+    /// Checks that every span's content has a key of its own: one that was only looked up may not.
+    pub(crate) fn check_contents(&self) -> Result<(), Error> {
+        let unknown = self.cuts.starts().find(|at| self.keys[*at] == UNKNOWN_MEDIA);
+        unknown.map_or(Ok(()), |position| Err(Error::InvalidToken { position, key: UNKNOWN_MEDIA }))
+    }
+
     pub(crate) fn check_length(&self) -> Result<(), Error> {
         if self.keys.len() > MAX_TOKEN as usize {
             return Err(Error::TooLong { tokens: self.keys.len() });

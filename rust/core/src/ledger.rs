@@ -108,4 +108,9 @@ impl Ledger {
     pub(crate) fn labels(&self) -> &[LabelAmount] {
         &self.labels
     }
+
+    /// Bytes on the heap.
+    pub(crate) fn bytes(&self) -> usize {
+        self.labels.capacity() * size_of::<LabelAmount>()
+    }
 }

@@ -4,6 +4,8 @@
 //! identity, which is (content digest, length). Since the length belongs to the identity, a run
 //! of equal keys is read as whole spans in one way only.
 
+use std::sync::Arc;
+
 use hashbrown::{HashMap, HashSet};
 
 use crate::error::Error;
@@ -39,6 +41,11 @@ impl Cuts {
         }
     }
 
+    /// The first token of each span.
+    pub(crate) fn starts(&self) -> impl Iterator<Item = usize> + '_ {
+        self.0.iter().map(|&(start, _)| start as usize)
+    }
+
     /// Whether the token at `at` stands inside a span.
     pub(crate) fn covers(&self, at: usize) -> bool {
         let after = self.0.partition_point(|&(start, _)| start as usize <= at);
@@ -46,11 +53,12 @@ impl Cuts {
     }
 }
 
-/// Keys with media ids written in, owned.
+/// Keys with media ids written in, owned. The ids keep their meaning while this lives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MediaKeys {
     keys: Box<[u32]>,
     cuts: Cuts,
+    ids: Vec<Arc<u32>>,
 }
 
 impl MediaKeys {
@@ -62,11 +70,12 @@ impl MediaKeys {
 
 type Identity = (Box<[u8]>, u32);
 
-/// Contents by identity. Its size follows what the trees hold: ids that no live key uses are
-/// swept out when the table has doubled since the last sweep.
+/// Contents by identity. Its size follows what is in use: ids that neither a live key nor a
+/// caller's [`MediaKeys`] uses are swept out when the table has doubled since the last sweep.
 #[derive(Debug, Default)]
 pub(crate) struct MediaTable {
-    ids: HashMap<Identity, u32>,
+    /// Counted, because keys outside the trees cannot be searched for.
+    ids: HashMap<Identity, Arc<u32>>,
     next: u32,
     free: Vec<u32>,
     sweep_at: usize,
@@ -77,21 +86,23 @@ const FIRST_SWEEP: usize = 64;
 impl MediaTable {
     /// Bytes on the heap.
     pub(crate) fn bytes(&self) -> usize {
-        let digests: usize = self.ids.keys().map(|(digest, _)| digest.len()).sum();
-        self.ids.allocation_size() + self.free.capacity() * size_of::<u32>() + digests
+        // An `Arc` keeps two counters beside the id.
+        let counted = size_of::<(usize, usize, u32)>();
+        let identities: usize = self.ids.keys().map(|(digest, _)| digest.len() + counted).sum();
+        self.ids.allocation_size() + self.free.capacity() * size_of::<u32>() + identities
     }
 
     pub(crate) fn wants_sweep(&self) -> bool {
         self.ids.len() >= self.sweep_at.max(FIRST_SWEEP)
     }
 
-    /// Forgets every id that `live` (keys with the media bit set) does not name.
+    /// Forgets every id that neither `live` (keys with the media bit set) nor a caller uses.
     pub(crate) fn sweep(&mut self, live: &HashSet<u32>) {
         let free = &mut self.free;
         self.ids.retain(|_, id| {
-            let keep = live.contains(&(*id | MEDIA_BIT));
+            let keep = Arc::strong_count(id) > 1 || live.contains(&(**id | MEDIA_BIT));
             if !keep {
-                free.push(*id);
+                free.push(**id);
             }
             keep
         });
@@ -125,27 +136,27 @@ impl MediaTable {
         }
         check_tokens(&tokens[free_from..], free_from)?;
         let mut keys: Box<[u32]> = tokens.into();
+        let mut ids = Vec::with_capacity(spans.len());
         for (span, &(start, end)) in spans.iter().zip(&cuts) {
-            let key = self.key(span.digest, end - start, intern);
+            let id = self.id((span.digest.into(), end - start), intern);
+            let key = id.as_ref().map_or(UNKNOWN_MEDIA, |id| **id | MEDIA_BIT);
             keys[start as usize..end as usize].fill(key);
+            ids.extend(id);
         }
-        Ok(MediaKeys { keys, cuts: Cuts(cuts) })
+        Ok(MediaKeys { keys, cuts: Cuts(cuts), ids })
     }
 
-    fn key(&mut self, digest: &[u8], length: u32, intern: bool) -> u32 {
-        let identity = (digest.into(), length);
-        if let Some(id) = self.ids.get(&identity) {
-            return id | MEDIA_BIT;
-        }
-        if !intern {
-            return UNKNOWN_MEDIA;
+    fn id(&mut self, identity: Identity, intern: bool) -> Option<Arc<u32>> {
+        if !intern || self.ids.contains_key(&identity) {
+            return self.ids.get(&identity).cloned();
         }
         let id = self.free.pop().unwrap_or_else(|| {
             self.next += 1;
             self.next - 1
         });
-        self.ids.insert(identity, id);
-        id | MEDIA_BIT
+        let id = Arc::new(id);
+        self.ids.insert(identity, Arc::clone(&id));
+        Some(id)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::index::PrefixIndex;
 use crate::ledger::LabelAmount;
+use crate::store::Pending;
 
 /// Figures of all trees, or of one namespace's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,7 +41,7 @@ pub struct Stats {
 }
 
 impl PrefixIndex {
-    /// O(number of trees).
+    /// O(trees and open plans).
     pub fn stats(&self) -> Stats {
         let namespaces: Vec<&str> = self.trees.forest.namespaces().collect();
         let mut trees = TreeStats::default();
@@ -101,9 +102,10 @@ impl PrefixIndex {
     }
 
     fn index_bytes(&self) -> usize {
-        let plans: usize = self.plans.values().map(|plan| size_of_val(&*plan.keys)).sum();
+        let plans: usize = self.plans.values().map(Pending::heap_bytes).sum();
         self.trees.arena.bytes()
             + self.trees.forest.bytes()
+            + self.trees.ledger.bytes()
             + self.leases.bytes()
             + self.media.bytes()
             + self.plans.allocation_size()

@@ -121,6 +121,15 @@ pub(crate) struct Pending {
     plan: Plan,
 }
 
+impl Pending {
+    /// Bytes on the heap, the entry itself aside.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.namespace.len()
+            + size_of_val(&*self.keys)
+            + self.plan.segments.capacity() * size_of::<NewSegment>()
+    }
+}
+
 /// What a store costs, and from where.
 #[derive(Clone, Copy, Debug)]
 struct Draft {
@@ -137,9 +146,10 @@ impl PrefixIndex {
     /// Plans a store and makes room for it. Returns what was evicted. O(len(query)).
     ///
     /// # Errors
-    /// An invalid token in the key.
+    /// An invalid token in the key, or media keys that were made for a lookup.
     pub fn plan(&mut self, request: &StoreRequest<'_>, stamp: u64) -> Result<(Planned, Dropped), Error> {
         request.query.check_length()?;
+        request.query.check_contents()?;
         let n = request.query.len();
         let length = request.query.cuts.back(n);
         let checkpointed = request.checkpoint.is_some();
@@ -285,7 +295,8 @@ impl PrefixIndex {
         let tokens = draft.length.saturating_sub(draft.from) as u64;
         let segments = tokens.div_ceil(self.segment_tokens as u64);
         let mut cost = Amount {
-            nbytes: tokens * request.bytes_per_token,
+            // What no limit allows may overflow, and stays more than any limit.
+            nbytes: tokens.saturating_mul(request.bytes_per_token),
             buffers: segments * u64::from(request.segment_buffers),
             tokens,
             segments,
@@ -293,12 +304,12 @@ impl PrefixIndex {
         };
         if draft.cut.is_some() {
             let node = &self.trees.arena[draft.node];
-            cost.nbytes += node.nbytes();
+            cost.nbytes = cost.nbytes.saturating_add(node.nbytes());
             cost.buffers += 2 * u64::from(node.buffers);
             cost.segments += 2;
         }
         if let Some(checkpoint) = request.checkpoint {
-            cost.nbytes += checkpoint.nbytes;
+            cost.nbytes = cost.nbytes.saturating_add(checkpoint.nbytes);
             cost.buffers += u64::from(checkpoint.buffers);
             cost.checkpoints += 1;
         }

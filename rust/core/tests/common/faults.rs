@@ -1,1 +1,297 @@
-//! placeholder
+//! Indexes that are broken on purpose, each in one way.
+//!
+//! A fault sits in what goes into a sound index or comes out of it, so `validate()` never sees
+//! it: what catches it is the comparison with the oracle.
+
+use kvcache_core::{
+    Broken, Committed, Dropped, Error, Inserted, LabelAmount, LayoutId, LeaseId, Limits, Match, Need, PlanId,
+    Planned, PrefixIndex, Scope, SegmentId, Stats, Taken, TreeStats,
+};
+
+use super::index::{Index, Store};
+use super::prompt::{Part, Prompt};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    None,
+    MatchesOneTooMany,
+    ServesAllOfTheLastNode,
+    MatchesAcrossNamespaces,
+    TakesAllMediaForTheSame,
+    AcceptsInvalidTokens,
+    EvictsTheNewest,
+    EvictsInOrderOfArrival,
+    RefreshesOnPeek,
+    EvictsOneUnitMore,
+    EvictsOneByteLess,
+    EvictsIdleOneTickLate,
+    ForgetsADroppedId,
+    ReportsADroppedIdTwice,
+    ForgetsWhatASplitReplaced,
+    DoesNotCountASplit,
+    GivesAnIdOutAgain,
+    IgnoresLeases,
+    NeverEndsALease,
+    HoldsPinsAgainstClear,
+    TakesWithoutReporting,
+    StoresACheckpointOneOff,
+    ForgetsThatACheckpointCanBeTrimmed,
+    KeepsAllCheckpoints,
+    ExceedsTheLimit,
+    KeepsWhatAnAbortReserved,
+    CommitsWhatIsStale,
+    CountsUnderOneLabel,
+}
+
+use Fault as F;
+
+pub(crate) const FAULTS: [Fault; 27] = [
+    F::MatchesOneTooMany,
+    F::ServesAllOfTheLastNode,
+    F::MatchesAcrossNamespaces,
+    F::TakesAllMediaForTheSame,
+    F::AcceptsInvalidTokens,
+    F::EvictsTheNewest,
+    F::EvictsInOrderOfArrival,
+    F::RefreshesOnPeek,
+    F::EvictsOneUnitMore,
+    F::EvictsOneByteLess,
+    F::EvictsIdleOneTickLate,
+    F::ForgetsADroppedId,
+    F::ReportsADroppedIdTwice,
+    F::ForgetsWhatASplitReplaced,
+    F::DoesNotCountASplit,
+    F::GivesAnIdOutAgain,
+    F::IgnoresLeases,
+    F::NeverEndsALease,
+    F::HoldsPinsAgainstClear,
+    F::TakesWithoutReporting,
+    F::StoresACheckpointOneOff,
+    F::ForgetsThatACheckpointCanBeTrimmed,
+    F::KeepsAllCheckpoints,
+    F::ExceedsTheLimit,
+    F::KeepsWhatAnAbortReserved,
+    F::CommitsWhatIsStale,
+    F::CountsUnderOneLabel,
+];
+
+pub(crate) struct Faulty {
+    inner: PrefixIndex,
+    fault: Fault,
+    /// The store planned last.
+    last: Option<Store>,
+    stamp: u64,
+    split: bool,
+}
+
+impl Faulty {
+    pub(crate) fn new(fault: Fault, limits: Limits) -> Self {
+        let limits = match fault {
+            F::ExceedsTheLimit => Limits { max_bytes: limits.max_bytes.saturating_add(3), ..limits },
+            F::KeepsAllCheckpoints => Limits { max_checkpoints: usize::MAX, ..limits },
+            _ => limits,
+        };
+        Self { inner: PrefixIndex::new(limits), fault, last: None, stamp: 0, split: false }
+    }
+
+    fn namespace<'a>(&self, namespace: &'a str) -> &'a str {
+        if self.fault == F::MatchesAcrossNamespaces && namespace == "b" { "a" } else { namespace }
+    }
+
+    fn prompt(&self, prompt: &Prompt) -> Prompt {
+        let part = |part: &Part| match (self.fault, *part) {
+            (F::TakesAllMediaForTheSame, Part::Media(_, length)) => Part::Media(0, length),
+            (F::AcceptsInvalidTokens, Part::Text(id)) => Part::Text(id & kvcache_core::MAX_TOKEN),
+            (_, part) => part,
+        };
+        Prompt(prompt.0.iter().map(part).collect())
+    }
+
+    fn tampered(&self, mut dropped: Dropped) -> Dropped {
+        match (self.fault, dropped.segments.last().copied()) {
+            (F::ForgetsADroppedId, Some(_)) => {
+                dropped.segments.pop();
+            }
+            (F::ReportsADroppedIdTwice, Some(id)) => dropped.segments.push(id),
+            _ => {}
+        }
+        dropped
+    }
+
+    /// Takes the path that was stored last out of the index instead of the oldest.
+    fn evict_newest(&mut self) -> Option<Dropped> {
+        let last = self.last.take()?;
+        let all = last.prompt.len();
+        let (_, taken) = Index::take(&mut self.inner, &last.namespace, &last.prompt, all).ok()?;
+        if let Some(lease) = taken.scope.lease {
+            self.inner.release(lease, self.stamp);
+        }
+        let units = taken.dropped.segments.len() as u64;
+        (units > 0).then_some(Dropped { units, ..taken.dropped })
+    }
+}
+
+fn all() -> Need {
+    Need { units: u64::MAX, ..Need::default() }
+}
+
+impl Index for Faulty {
+    fn plan(&mut self, store: &Store, stamp: u64) -> Result<(Planned, Dropped), Error> {
+        let namespace = self.namespace(&store.namespace).to_owned();
+        let mut store = Store { namespace, prompt: self.prompt(&store.prompt), ..store.clone() };
+        let text_last = matches!(store.prompt.0.last(), Some(Part::Text(_)));
+        let one_off = self.fault == F::StoresACheckpointOneOff && text_last && store.checkpoint.is_some();
+        if one_off {
+            store.prompt.0.pop();
+        }
+        match (self.fault, store.checkpoint.as_mut()) {
+            (F::ForgetsThatACheckpointCanBeTrimmed, Some(checkpoint)) => checkpoint.trimmable = false,
+            (F::CountsUnderOneLabel, _) => store.label = 0,
+            _ => {}
+        }
+        let (mut planned, evicted) = Index::plan(&mut self.inner, &store, stamp)?;
+        if let Planned::Ready(plan) = &mut planned {
+            if let Some(last) = plan.segments.last_mut() {
+                if one_off {
+                    plan.length += 1;
+                    last.end += 1;
+                }
+                if self.fault == F::GivesAnIdOutAgain && last.id.0 > 9 {
+                    last.id = SegmentId(last.id.0 - 9);
+                }
+            }
+            self.split |= plan.split.is_some();
+        }
+        (self.last, self.stamp) = (Some(store), stamp);
+        Ok((planned, self.tampered(evicted)))
+    }
+
+    fn commit(&mut self, plan: PlanId, stamp: u64) -> Result<Committed, Error> {
+        let mut committed = self.inner.commit(plan, stamp)?;
+        if self.fault == F::CommitsWhatIsStale {
+            committed.stale = false;
+        }
+        if self.fault == F::ForgetsWhatASplitReplaced {
+            committed.dropped.segments.clear();
+        }
+        Ok(committed)
+    }
+
+    fn abort(&mut self, plan: PlanId) -> Result<Dropped, Error> {
+        if self.fault == F::KeepsWhatAnAbortReserved {
+            return Ok(Dropped::default());
+        }
+        self.inner.abort(plan)
+    }
+
+    fn insert(&mut self, namespace: &str, prompt: &Prompt, each: u64, stamp: u64) -> Result<Inserted, Error> {
+        Index::insert(&mut self.inner, namespace, prompt, each, stamp)
+    }
+
+    fn lookup(
+        &mut self,
+        namespace: &str,
+        prompt: &Prompt,
+        limit: usize,
+        touch: Option<u64>,
+    ) -> Result<Match, Error> {
+        let touch = match self.fault {
+            F::EvictsInOrderOfArrival => None,
+            F::RefreshesOnPeek => touch.or(Some(self.stamp)),
+            _ => touch,
+        };
+        let (namespace, prompt) = (self.namespace(namespace), self.prompt(prompt));
+        let mut found = self.inner.lookup(namespace, &prompt, limit, touch)?;
+        if self.fault == F::MatchesOneTooMany && found.length == found.matched && found.length > 0 {
+            found.length += 1;
+            found.matched += 1;
+        }
+        Ok(found)
+    }
+
+    fn acquire(&mut self, namespace: &str, prompt: &Prompt, limit: usize) -> Result<(Match, Scope), Error> {
+        let (namespace, prompt) = (self.namespace(namespace), self.prompt(prompt));
+        let (found, mut scope) = Index::acquire(&mut self.inner, namespace, &prompt, limit)?;
+        if let (F::IgnoresLeases, Some(lease)) = (self.fault, scope.lease) {
+            self.inner.release(lease, self.stamp);
+        }
+        if let (F::ServesAllOfTheLastNode, Some(piece)) = (self.fault, scope.pieces.last_mut()) {
+            piece.tokens += usize::from(found.length < found.matched);
+        }
+        Ok((found, scope))
+    }
+
+    fn take(&mut self, namespace: &str, prompt: &Prompt, limit: usize) -> Result<(Match, Taken), Error> {
+        let (namespace, prompt) = (self.namespace(namespace), self.prompt(prompt));
+        let (found, mut taken) = Index::take(&mut self.inner, namespace, &prompt, limit)?;
+        if self.fault == F::TakesWithoutReporting {
+            taken.dropped.segments.clear();
+        }
+        Ok((found, taken))
+    }
+
+    fn release(&mut self, lease: LeaseId, stamp: u64) -> Dropped {
+        if self.fault == F::NeverEndsALease {
+            return Dropped::default();
+        }
+        self.inner.release(lease, stamp)
+    }
+
+    fn evict(&mut self, need: Need) -> Dropped {
+        let need = match self.fault {
+            F::EvictsTheNewest if need != Need::default() => match self.evict_newest() {
+                Some(dropped) => return dropped,
+                None => need,
+            },
+            F::EvictsOneUnitMore => Need { units: need.units + 1, ..need },
+            F::EvictsOneByteLess => Need { nbytes: need.nbytes.saturating_sub(1), ..need },
+            _ => need,
+        };
+        let dropped = self.inner.evict(need);
+        self.tampered(dropped)
+    }
+
+    fn evict_idle(&mut self, stamp: u64) -> Dropped {
+        let late = u64::from(self.fault == F::EvictsIdleOneTickLate);
+        self.inner.evict_idle(stamp.saturating_sub(late))
+    }
+
+    fn make_room(&mut self, nbytes: u64, buffers: u64) -> Option<Dropped> {
+        self.inner.make_room(nbytes, buffers)
+    }
+
+    fn drop_namespace(&mut self, namespace: &str) -> Dropped {
+        self.inner.drop_namespace(self.namespace(namespace))
+    }
+
+    fn clear(&mut self) -> Dropped {
+        match self.fault {
+            F::HoldsPinsAgainstClear => self.inner.evict(all()),
+            _ => self.inner.clear(),
+        }
+    }
+
+    fn stats(&self) -> Stats {
+        self.inner.stats()
+    }
+
+    fn namespace_stats(&self, namespace: &str) -> TreeStats {
+        let mut stats = self.inner.namespace_stats(namespace);
+        if self.fault == F::DoesNotCountASplit && self.split {
+            stats.segments = stats.segments.saturating_sub(1);
+        }
+        stats
+    }
+
+    fn labels(&self) -> Vec<LabelAmount> {
+        self.inner.labels().to_vec()
+    }
+
+    fn layouts(&self, namespace: &str) -> Vec<LayoutId> {
+        self.inner.layouts(namespace)
+    }
+
+    fn validate(&self) -> Result<(), Broken> {
+        self.inner.validate()
+    }
+}

@@ -1,0 +1,69 @@
+"""Bandwidth of fetch, take and store, against a plain copy of the same bytes in the same run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import mlx.core as mx
+from entries import Shape, make_cache, tokens_of
+from mlx_lm.models.cache import KVCache
+
+from kvcache import KVPrefixCache
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Bytes read + written a second, and the share of the plain copy beside it."""
+
+    name: str
+    segment_tokens: int
+    gb_per_s: float
+    of_copy: float
+    peak_over_one: float
+    room: float
+
+
+def rates(shape: Shape, segment_tokens: int, rounds: int, say: Progress) -> Iterator[Rate]:
+    """Interleaves plain copies with each call; the best of each counts."""
+    tokens = mx.concatenate([tokens_of(0, shape), mx.array([1], dtype=mx.int32)])
+    source = make_cache(shape, 0)
+    best = {"copy": 1e9, "fetch": 1e9, "store": 1e9, "take": 1e9, "donate": 1e9}
+    peak = dict.fromkeys(best, 0.0)
+    room = KVCache.step / shape.tokens
+
+    def timed(name: str, call: Callable[[], object]) -> object:
+        base = mx.get_active_memory()
+        mx.reset_peak_memory()
+        began = time.perf_counter()
+        result = call()
+        best[name] = min(best[name], time.perf_counter() - began)
+        peak[name] = (mx.get_peak_memory() - base) / shape.nbytes
+        return result
+
+    def plain_copy() -> list[mx.array]:
+        copies = [mx.array(part) for layer in source for part in (layer.keys, layer.values)]
+        mx.eval(copies)
+        return copies
+
+    for number in range(rounds):
+        say(f"round {number + 1} of {rounds}, segments of {segment_tokens}")
+        with KVPrefixCache(segment_tokens=segment_tokens) as cache:
+            del_me = timed("copy", plain_copy)
+            del del_me
+            timed("store", lambda cache=cache: cache.store(tokens, source))
+            hit = timed("fetch", lambda cache=cache: cache.fetch(tokens))
+            del hit
+            taken = timed("take", lambda cache=cache: cache.fetch(tokens, take=True))
+            timed(
+                "donate",
+                lambda cache=cache, taken=taken: cache.store(tokens, taken.prompt_cache, donate=True),
+            )
+            del taken
+        mx.clear_cache()
+    for name in ("copy", "fetch", "take", "store", "donate"):
+        rate = 2 * shape.nbytes / best[name] / 1e9
+        yield Rate(name, segment_tokens, rate, best["copy"] / best[name], peak[name], room)

@@ -1,0 +1,37 @@
+//! The harness is tested too: it must find every fault, and nothing in an index without one.
+
+mod common;
+
+use kvcache_core::Limits;
+use proptest::strategy::{Strategy, ValueTree};
+use proptest::test_runner::TestRunner;
+
+use common::driver::run;
+use common::faults::{FAULTS, Fault, Faulty};
+use common::operations::{Script, script};
+
+const SCRIPTS: usize = 300;
+
+/// The same scripts at every run.
+fn scripts() -> impl Iterator<Item = Script> {
+    let mut runner = TestRunner::deterministic();
+    (0..SCRIPTS).map(move |_| script(60).new_tree(&mut runner).unwrap().current())
+}
+
+#[test]
+fn every_fault_is_caught() {
+    let scripts: Vec<Script> = scripts().collect();
+    for fault in FAULTS {
+        let make = |limits: Limits| Faulty::new(fault, limits);
+        let caught = scripts.iter().position(|script| run(script, make).is_err());
+        eprintln!("{fault:?} {caught:?} {:?}", caught.map(|c| run(&scripts[c], make).unwrap_err().chars().take(300).collect::<String>()));
+        assert!(caught.is_some(), "{fault:?} went unnoticed in {SCRIPTS} scripts");
+    }
+}
+
+#[test]
+fn an_index_without_a_fault_passes() {
+    for script in scripts() {
+        run(&script, |limits| Faulty::new(Fault::None, limits)).unwrap();
+    }
+}

@@ -1,0 +1,43 @@
+"""What every test stands on: an exact allocator, and random tests that repeat themselves."""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+settings.register_profile(
+    "repeatable",
+    derandomize=True,
+    deadline=None,
+    database=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("repeatable")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def loaded() -> None:
+    """Keeps what mlx_lm and transformers brought out of the collections that each test makes."""
+    import mlx_lm.models.cache  # noqa: F401
+
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def exact_allocator() -> Iterator[None]:
+    """Without a pool MLX's counters are exact to the byte; nothing is left of the test before."""
+    import mlx.core as mx
+
+    limit = mx.set_cache_limit(0)
+    gc.collect()
+    mx.clear_cache()
+    yield
+    mx.set_cache_limit(limit)
