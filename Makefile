@@ -10,7 +10,7 @@ PRELOAD  := $(if $(OPENBLAS),LD_PRELOAD=$(OPENBLAS),)
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name 'Cargo.toml') Cargo.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-rust test-python lint format bench wheel clean openblas
+.PHONY: help build demo test test-rust test-python lint format bench bench-memory wheel clean openblas
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,10 @@ format:  ## format Rust and Python in place
 
 bench: build  ## lookups and inserts beside libc memcmp; fails where a bar is missed
 	$(BIN)/python -m pytest benches --benchmark-only --benchmark-disable-gc $(PYTEST_ARGS)
+
+bench-memory: build  ## what evictions give back, exact allocator and default pool; fails where a bar is missed
+	$(PRELOAD) $(BIN)/python benches/memory/run.py --transformers --output benches/results/memory_exact.txt
+	$(PRELOAD) $(BIN)/python benches/memory/run.py --transformers --pool --output benches/results/memory_pool.txt
 
 wheel: $(VENV)/.created  ## abi3 wheel and sdist in dist/
 	$(BIN)/maturin build --release --sdist --out dist

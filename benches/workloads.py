@@ -14,8 +14,8 @@ import ctypes
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,11 @@ KINDS = ("list", "numpy int32", "mlx int32")
 BUFFERS = 5
 VOCABULARY = 150_000
 
+Timed = Callable[[], float]
+
 _libc = ctypes.CDLL(None)
-_libc.memcmp.argtypes = _libc.memmove.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+for _function in (_libc.memcmp, _libc.memmove):
+    _function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 def prompt(size: int, seed: int = 0) -> np.ndarray:
@@ -52,7 +55,7 @@ def as_kind(tokens: np.ndarray, kind: str) -> Any:
     if kind == "list":
         return tokens.tolist()
     if kind == "numpy int32":
-        return tokens.copy()
+        return tokens
     import mlx.core as mx
 
     made = mx.array(tokens)
@@ -60,37 +63,113 @@ def as_kind(tokens: np.ndarray, kind: str) -> Any:
     return made
 
 
-def index_with(*prompts: Any, **options: Any) -> PrefixIndex:
+def index_with(*prompts: Any) -> PrefixIndex:
     """An index that holds the prompts."""
-    index = PrefixIndex(**options)
+    index = PrefixIndex()
     for tokens in prompts:
         index.insert(tokens)
     return index
 
 
-def _two_buffers(function: Callable[..., Any], size: int) -> Callable[[], Any]:
-    """`function(left, right, bytes)` over int32 buffers of `size` tokens, the left in rotation."""
-    right = prompt(size)
-    rotation = itertools.cycle([right.copy() for _ in range(BUFFERS)])
+def memcmp(size: int) -> Timed:
+    """Times one libc memcmp of `size` equal int32 tokens in two distinct buffers."""
+    return _over_two_buffers(_libc.memcmp, size)
 
-    def call() -> Any:
-        return function(next(rotation).ctypes.data, right.ctypes.data, size * 4)
 
-    # The address is looked up outside the timed part: it costs more than comparing 4 KiB.
-    pairs = itertools.cycle([(left, left.ctypes.data) for left in itertools.islice(rotation, BUFFERS)])
-    address = right.ctypes.data
-    nbytes = size * 4
+def memmove(size: int) -> Timed:
+    """Times one libc memmove of `size` int32 tokens."""
+    return _over_two_buffers(_libc.memmove, size)
 
-    def timed() -> float:
-        left = next(pairs)[1]
+
+def _over_two_buffers(function: Callable[[int, int, int], object], size: int) -> Timed:
+    fixed = prompt(size)
+    others = [fixed.copy() for _ in range(BUFFERS)]
+    # Addresses are looked up beforehand: that alone takes longer than comparing 4 KiB.
+    rotation = itertools.cycle([(other.ctypes.data, other) for other in others])
+    # The default argument keeps the buffer alive behind its address.
+    address, nbytes = fixed.ctypes.data, fixed.nbytes
+
+    def timed(_keep: np.ndarray = fixed) -> float:
+        other, _ = next(rotation)
         start = time.perf_counter()
-        function(left, address, nbytes)
+        function(other, address, nbytes)
         return time.perf_counter() - start
 
-    call.timed = timed  # type: ignore[attr-defined]
     return timed
 
 
-def memcmp(size: int) -> Callable[[], float]:
-    """Times one comparison of `size` equal int32 tokens in two distinct buffers."""
-    return _two_buffers(_libc.memcmp, size)
+def array_from_list(size: int) -> Timed:
+    """Times `array.array("i", list)`, what converting a list costs at best in plain Python."""
+    rotation = itertools.cycle([prompt(size).tolist() for _ in range(BUFFERS)])
+
+    def timed() -> float:
+        tokens = next(rotation)
+        start = time.perf_counter()
+        array.array("i", tokens)
+        return time.perf_counter() - start
+
+    return timed
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Seconds of one side."""
+
+    median: float
+    best: float
+
+    @classmethod
+    def of(cls, samples: list[float]) -> Figures:
+        return cls(statistics.median(samples), min(samples))
+
+
+class Rounds:
+    """Interleaves a call with its references: each round times every reference, then the call.
+
+    `prepare` makes the call's arguments, untimed. Drive it by `side_by_side`, or hand `setup` to
+    pytest-benchmark's pedantic mode.
+    """
+
+    def __init__(self, prepare: Callable[[], tuple[Any, ...]], references: dict[str, Timed]) -> None:
+        self._prepare = prepare
+        self._references = references
+        self._samples: dict[str, list[float]] = {name: [] for name in references}
+
+    def setup(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """One round's references; returns the arguments for the call."""
+        for name, timed in self._references.items():
+            self._samples[name].append(timed())
+        return self._prepare(), {}
+
+    def references(self) -> dict[str, Figures]:
+        return {name: Figures.of(samples) for name, samples in self._samples.items()}
+
+
+def side_by_side(
+    call: Callable[..., object],
+    prepare: Callable[[], tuple[Any, ...]],
+    references: dict[str, Timed],
+    rounds: int,
+) -> tuple[Figures, dict[str, Figures]]:
+    """`call` and its references, interleaved, without pytest."""
+    warm, measured = Rounds(prepare, references), Rounds(prepare, references)
+    samples = []
+    for which, count in ((warm, max(BUFFERS, rounds // 10)), (measured, rounds)):
+        samples.clear()
+        for _ in range(count):
+            arguments, _ = which.setup()
+            start = time.perf_counter()
+            call(*arguments)
+            samples.append(time.perf_counter() - start)
+    return Figures.of(samples), measured.references()
+
+
+def in_rotation(items: list[Any]) -> Callable[[], tuple[Any, ...]]:
+    """Argument tuples of one item each, round and round."""
+    rotation = itertools.cycle(items)
+    return lambda: (next(rotation),)
+
+
+def rounds_for(size: int) -> int:
+    """Enough rounds for a steady median within about a second."""
+    return max(200, min(2_000, 16_000_000 // size))

@@ -51,6 +51,9 @@ class Layer(Protocol):
     def numbered(self, number: int) -> None:
         """Says which layer this is, so that two layers are not taken for each other."""
 
+    def nbytes(self, length: int) -> int:
+        """Bytes that ``length`` tokens need, no row too many."""
+
 
 def encode(tokens: Sequence[int], start: int, number: int, side: int, heads: int) -> mx.array:
     """Rows for the tokens at positions from ``start``: ``(1, heads, len(tokens), WIDTH)``."""
@@ -96,6 +99,9 @@ class KV:
     def fresh(self) -> Any:
         return self.cls()
 
+    def nbytes(self, length: int) -> int:
+        return 2 * self.heads * length * WIDTH * 4
+
     def grow(self, cache: Any, tokens: Sequence[int], start: int) -> None:
         sides = [encode(tokens, start, self.number, side, self.heads) for side in (0, 1)]
         cache.update_and_fetch(*sides)
@@ -134,6 +140,10 @@ class Quantized(KV):
     def fresh(self) -> Any:
         return QuantizedKVCache(group_size=WIDTH, bits=self.bits)
 
+    def nbytes(self, length: int) -> int:
+        scale_and_bias = 8
+        return 2 * self.heads * length * (WIDTH * self.bits // 8 + scale_and_bias)
+
     def rows(self, cache: Any) -> tuple[mx.array, mx.array]:
         assert (cache.group_size, cache.bits) == (WIDTH, self.bits)
         sides = [[part[..., : cache.offset, :] for part in side] for side in (cache.keys, cache.values)]
@@ -154,6 +164,9 @@ class Rotating(KV):
 
     def fresh(self) -> Any:
         return RotatingKVCache(max_size=self.window, keep=self.keep)
+
+    def nbytes(self, length: int) -> int:
+        return super().nbytes(min(length, self.window))
 
     def tokens(self, cache: Any) -> None:
         return None
@@ -199,6 +212,9 @@ class Chunked(KV):
     def fresh(self) -> Any:
         return ChunkedKVCache(self.chunk)
 
+    def nbytes(self, length: int) -> int:
+        return super().nbytes(min(length, self.chunk))
+
     def grow(self, cache: Any, tokens: Sequence[int], start: int) -> None:
         cache.maybe_trim_front()
         super().grow(cache, tokens, start)
@@ -239,6 +255,9 @@ class Arrays:
 
     def fresh(self) -> Any:
         return ArraysCache(2)
+
+    def nbytes(self, length: int) -> int:
+        return 32 if length else 0
 
     def length(self, cache: Any) -> int:
         return 0 if cache[1] is None else int(cache[1][0, 0, 0].item())
@@ -310,6 +329,9 @@ class List:
 
     def fresh(self) -> Any:
         return CacheList(*(member.fresh() for member in self.members))
+
+    def nbytes(self, length: int) -> int:
+        return sum(member.nbytes(length) for member in self.members)
 
     def grow(self, cache: Any, tokens: Sequence[int], start: int) -> None:
         for member, part in zip(self.members, cache.caches, strict=True):

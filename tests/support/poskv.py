@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from tests.support.layers import List, Recurrent
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -38,6 +36,10 @@ class PosKV:
     def spans(self) -> bool:
         """Whether it can be cut at any token."""
         return all(layer.spans for layer in self.layers)
+
+    def nbytes(self, length: int) -> int:
+        """Bytes that ``length`` tokens need in all layers, no row too many."""
+        return sum(layer.nbytes(length) for layer in self.layers)
 
     def make_cache(self) -> list[Any]:
         return [layer.fresh() for layer in self.layers]
@@ -84,6 +86,3 @@ class PosKV:
 def nbytes(prompt_cache: Any) -> int:
     """Bytes of all arrays, over-allocated rows included."""
     return sum(array.nbytes for array in held(prompt_cache))
-
-
-__all__ = ["List", "PosKV", "Recurrent", "held", "nbytes"]

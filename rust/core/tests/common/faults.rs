@@ -11,9 +11,20 @@ use kvcache_core::{
 use super::index::{Index, Store};
 use super::prompt::{Part, Prompt};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
-    None,
+macro_rules! faults {
+    ($($name:ident,)*) => {
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum Fault {
+            None,
+            $($name,)*
+        }
+
+        /// All but none.
+        pub(crate) const FAULTS: &[Fault] = &[$(Fault::$name,)*];
+    };
+}
+
+faults! {
     MatchesOneTooMany,
     ServesAllOfTheLastNode,
     MatchesAcrossNamespaces,
@@ -44,36 +55,6 @@ pub(crate) enum Fault {
 }
 
 use Fault as F;
-
-pub(crate) const FAULTS: [Fault; 27] = [
-    F::MatchesOneTooMany,
-    F::ServesAllOfTheLastNode,
-    F::MatchesAcrossNamespaces,
-    F::TakesAllMediaForTheSame,
-    F::AcceptsInvalidTokens,
-    F::EvictsTheNewest,
-    F::EvictsInOrderOfArrival,
-    F::RefreshesOnPeek,
-    F::EvictsOneUnitMore,
-    F::EvictsOneByteLess,
-    F::EvictsIdleOneTickLate,
-    F::ForgetsADroppedId,
-    F::ReportsADroppedIdTwice,
-    F::ForgetsWhatASplitReplaced,
-    F::DoesNotCountASplit,
-    F::GivesAnIdOutAgain,
-    F::IgnoresLeases,
-    F::NeverEndsALease,
-    F::HoldsPinsAgainstClear,
-    F::TakesWithoutReporting,
-    F::StoresACheckpointOneOff,
-    F::ForgetsThatACheckpointCanBeTrimmed,
-    F::KeepsAllCheckpoints,
-    F::ExceedsTheLimit,
-    F::KeepsWhatAnAbortReserved,
-    F::CommitsWhatIsStale,
-    F::CountsUnderOneLabel,
-];
 
 pub(crate) struct Faulty {
     inner: PrefixIndex,

@@ -1,0 +1,234 @@
+//! Named cases: what is held, what is evicted, what a limit means. Numbers are those of
+//! REPORTS.md.
+
+mod common;
+
+use std::collections::HashSet;
+
+use kvcache_core::{CheckpointSpec, Limits, Need, Planned, PrefixIndex, SegmentId};
+use proptest::strategy::{Strategy, ValueTree};
+use proptest::test_runner::TestRunner;
+
+use common::driver;
+use common::engine::{Engine, hybrid, limits, run, span};
+use common::index::{Index, Store};
+use common::operations::script;
+use common::prompt::Prompt;
+
+fn at_most(max_bytes: u64) -> Limits {
+    Limits { max_bytes, ..limits() }
+}
+
+/// 16: after a split each half stands for its own tokens, so evicting one frees just these.
+#[test]
+fn the_half_of_a_split_frees_its_own_tokens() {
+    let mut engine = Engine::new(limits());
+    let dear = |prompt| Store { bytes_per_token: 7, ..span("", &prompt) };
+    let whole = engine.ready(&dear(run(1, 101)));
+    engine.commit(&whole);
+    let plan = engine.ready(&dear(run(1, 51).then(&run(200, 201))));
+    let split = plan.split.unwrap();
+    let (_, replaced) = engine.commit(&plan);
+    assert_eq!(replaced.segments, [whole.segments[0].id]);
+    assert_eq!(replaced.amount.nbytes, 0, "a split is no eviction");
+    let evicted = engine.evict_units(1);
+    assert_eq!(evicted.segments, [split.lower]);
+    assert_eq!((evicted.amount.tokens, evicted.amount.nbytes), (50, 350));
+    assert_eq!(engine.get(&run(1, 51).then(&run(200, 202))), 51);
+}
+
+/// 20: least recently used, not first in, first out.
+#[test]
+fn the_least_recently_used_goes() {
+    let [a, b, c] = [0, 100, 200].map(|start| run(start, start + 10));
+    let mut engine = Engine::new(at_most(20));
+    engine.put(&a);
+    engine.put(&b);
+    engine.get(&a);
+    engine.put(&c);
+    assert_eq!([&a, &b, &c].map(|prompt| engine.get(prompt)), [9, 0, 9]);
+}
+
+/// 20: also where two conversations part ways inside a segment: what was stored last is used last.
+#[test]
+fn a_new_branch_outlives_the_one_it_left() {
+    let [a, b] = [100, 200].map(|start| run(0, 50).then(&run(start, start + 10)));
+    let mut engine = Engine::new(limits());
+    engine.put(&a);
+    engine.put(&b);
+    engine.evict_units(1);
+    assert_eq!([&a, &b].map(|prompt| engine.get(prompt)), [50, 59]);
+}
+
+/// 25: of what is over the limit the beginning is kept, where any length is usable.
+#[test]
+fn a_prompt_over_the_limit_keeps_its_beginning() {
+    for segment_tokens in [7, 1024] {
+        let mut engine = Engine::new(Limits { segment_tokens, ..at_most(100) });
+        assert_eq!(engine.put(&run(0, 120)), 100);
+        assert_eq!(engine.get(&run(0, 120)), 100);
+    }
+    let mut engine = Engine::new(Limits { segment_tokens: 10, max_buffers: 3, ..limits() });
+    assert_eq!(engine.put(&run(0, 120)), 30, "three arrays hold three segments");
+
+    let mut engine = Engine::new(at_most(100));
+    engine.mark(&run(500, 510));
+    assert_eq!(engine.plan(&hybrid("", &run(0, 120), false)).0, Planned::TooLarge);
+    assert_eq!(engine.get(&run(500, 520)), 10, "what is refused evicts nothing");
+}
+
+/// 26: counters are the sums of what is there after each of 10,000 operations, and evicting
+/// nothing from nothing is nothing.
+#[test]
+fn counters_do_not_drift() {
+    assert!(PrefixIndex::new(limits()).evict(Need::default()).is_empty());
+    assert!(PrefixIndex::new(limits()).evict(Need { nbytes: 1, ..Need::default() }).is_empty());
+    let mut runner = TestRunner::deterministic();
+    let mut long = script(60).new_tree(&mut runner).unwrap().current();
+    while long.steps.len() < 10_000 {
+        long.steps.extend(script(60).new_tree(&mut runner).unwrap().current().steps);
+    }
+    driver::run(&long, PrefixIndex::new).unwrap();
+}
+
+/// 32: a conversation that is never left, with a checkpoint a turn, stays within its limit.
+#[test]
+fn one_long_conversation_keeps_its_newest_checkpoints() {
+    let mut engine = Engine::new(Limits { max_checkpoints: 5, ..limits() });
+    for turn in 1..=50 {
+        engine.mark(&run(0, turn * 100));
+        assert!(engine.index.stats().trees.checkpoints <= 5);
+        assert_eq!(engine.get(&run(0, turn * 100 + 1)), turn as usize * 100);
+    }
+    assert_eq!(engine.index.stats().trees.checkpoints, 5);
+}
+
+/// 32: a lone conversation at its limit in bytes can go on: older checkpoints on its own path are
+/// fair game, all but the one that it continues from.
+#[test]
+fn a_lone_conversation_at_its_limit_goes_on() {
+    let mut engine = Engine::new(at_most(10 + 3 * 5 + 10));
+    for turn in 1..=3 {
+        assert_eq!(engine.mark(&run(0, turn * 5)), turn as usize * 5, "turn {turn}");
+    }
+    assert_eq!(engine.get(&run(0, 16)), 15);
+    assert_eq!(engine.mark(&run(0, 20)), 0, "two checkpoints and 20 tokens are too many");
+    assert_eq!(engine.get(&run(0, 16)), 15, "a refusal loses nothing");
+}
+
+/// 35: tails go first, so nothing is ever held whose beginning is gone.
+#[test]
+fn the_tail_goes_first() {
+    let mut engine = Engine::new(Limits { segment_tokens: 10, ..limits() });
+    let plan = engine.ready(&span("", &run(1, 31)));
+    engine.commit(&plan);
+    for (at, left) in [(2, 20), (1, 10), (0, 0)] {
+        assert_eq!(engine.evict_units(1).segments, [plan.segments[at].id]);
+        assert_eq!(engine.get(&run(1, 31)), left);
+    }
+}
+
+/// 35: KV beyond the last checkpoint of a branch is of no use, and goes with that checkpoint.
+#[test]
+fn kv_goes_with_the_checkpoint_that_made_it_usable() {
+    let mut engine = Engine::new(Limits { segment_tokens: 10, ..limits() });
+    engine.mark(&run(0, 25));
+    engine.mark(&run(0, 15).then(&run(100, 140)));
+    let evicted = engine.evict_units(1);
+    assert_eq!((evicted.checkpoints.len(), evicted.amount.tokens), (1, 10));
+    let evicted = engine.evict_units(1);
+    assert_eq!((evicted.checkpoints.len(), evicted.amount.tokens), (1, 55));
+    assert_eq!(engine.index.stats().trees.nodes, 0);
+}
+
+/// 38: of 113 checkpoints of one prompt eight are kept: the newest, and the rest evenly.
+#[test]
+fn checkpoints_of_one_prompt_thin_out_evenly() {
+    let (step, count, keep) = (20, 113, 8);
+    let mut engine = Engine::new(Limits { max_checkpoints: keep, ..limits() });
+    for at in 1..=count {
+        engine.mark(&run(0, at * step));
+    }
+    let served: HashSet<usize> =
+        (0..=count).map(|at| engine.get(&run(0, at * step + 1))).filter(|at| *at > 0).collect();
+    let mut kept: Vec<usize> = served.into_iter().collect();
+    kept.sort_unstable();
+    assert_eq!((kept.len(), kept.last()), (keep, Some(&((count * step) as usize))));
+    let even = (count * step) as usize / keep;
+    let gaps = [&[0], &kept[..]].concat();
+    assert!(gaps.windows(2).all(|pair| pair[1] - pair[0] <= 2 * even), "{kept:?}");
+}
+
+/// 38: retention leaves alone what a lease holds, and never takes the newest.
+#[test]
+fn thinning_out_spares_leased_checkpoints() {
+    let mut engine = Engine::new(Limits { max_checkpoints: 1, ..limits() });
+    engine.mark(&run(0, 10));
+    let (lease, _, checkpoint) = engine.pin(&run(0, 11));
+    engine.mark(&run(0, 20));
+    engine.mark(&run(0, 30));
+    assert_eq!([11, 21, 31].map(|end| engine.get(&run(0, end))), [10, 10, 30]);
+    engine.release(lease.unwrap());
+    let plan = engine.ready(&hybrid("", &run(0, 40), false));
+    let (_, thinned) = engine.commit(&plan);
+    assert!(thinned.checkpoints.contains(&checkpoint.unwrap().0));
+    assert_eq!(engine.index.stats().trees.checkpoints, 1);
+}
+
+/// 54: what comes into the place of an evicted segment has an id of its own, and the old key
+/// finds nothing.
+#[test]
+fn an_id_is_never_used_again() {
+    let mut engine = Engine::new(at_most(10));
+    let mut seen: HashSet<SegmentId> = HashSet::new();
+    for round in 0..100 {
+        let plan = engine.ready(&span("", &run(round * 10, round * 10 + 10)));
+        engine.commit(&plan);
+        assert!(seen.insert(plan.segments[0].id));
+        assert_eq!(engine.get(&run(round * 10, round * 10 + 10)), 9);
+        if round > 0 {
+            assert_eq!(engine.get(&run(round * 10 - 10, round * 10)), 0);
+        }
+    }
+}
+
+/// 112: four chats on one system prompt hold it once.
+#[test]
+fn a_shared_prefix_is_held_once() {
+    let mut engine = Engine::new(limits());
+    for chat in 1..=4 {
+        let plan = engine.ready(&span("", &run(0, 1000).then(&run(chat * 5000, chat * 5000 + 50))));
+        let new: usize = plan.segments.iter().map(|new| new.end - new.start).sum();
+        assert_eq!(new, if chat == 1 { 1050 } else { 50 }, "an insert costs its new tokens");
+        engine.commit(&plan);
+    }
+    assert_eq!(engine.index.ntokens(), 1200);
+    assert_eq!(engine.index.sequences(), 4);
+}
+
+/// Amounts that no limit can hold are refused; they do not wrap around to small ones.
+#[test]
+fn amounts_beyond_64_bits_are_too_large() {
+    let mut engine = Engine::new(limits());
+    engine.put(&run(0, 10));
+    let huge = Store { bytes_per_token: u64::MAX / 2, ..span("", &run(0, 20)) };
+    assert_eq!(engine.plan(&huge).0, Planned::TooLarge);
+    let huge = Some(CheckpointSpec { nbytes: u64::MAX, buffers: u32::MAX, trimmable: false });
+    assert_eq!(engine.plan(&Store { checkpoint: huge, ..hybrid("", &run(0, 20), false) }).0, Planned::TooLarge);
+    let inserted = Index::insert(&mut engine.index, "", &run(0, 20), u64::MAX, 9).unwrap();
+    assert_eq!((inserted.length, inserted.new_tokens), (10, 0));
+    assert_eq!(engine.index.make_room(u64::MAX, u64::MAX), None);
+    assert_eq!(engine.index.ntokens(), 10);
+}
+
+/// A store that would not fit beside the branch that it leaves drops that branch, even where it
+/// was all that the tree held.
+#[test]
+fn the_branch_left_goes_when_only_one_fits() {
+    let mut engine = Engine::new(at_most(12));
+    engine.put(&run(0, 10));
+    let b: Prompt = run(0, 5).then(&run(20, 27));
+    let (length, evicted) = engine.store(&span("", &b));
+    assert_eq!((length, evicted.amount.tokens), (12, 10));
+    assert_eq!(engine.get(&b), 11);
+}
