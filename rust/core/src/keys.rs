@@ -62,22 +62,27 @@ pub(crate) fn check_tokens(keys: &[u32], start: usize) -> Result<(), Error> {
     Err(Error::InvalidToken { position: start + at, key: keys[at] })
 }
 
-/// How many leading keys are equal. O(n); equal runs are compared by whole blocks.
+/// How many leading keys are equal. O(n): one comparison of all keys where they are equal, else a
+/// bisection, whose comparisons end at the first difference.
 pub(crate) fn common_prefix(a: &[u32], b: &[u32]) -> usize {
-    const BLOCK: usize = 32;
+    const SCAN: usize = 8;
     let n = a.len().min(b.len());
-    let (a, b) = (&a[..n], &b[..n]);
+    let (mut a, mut b) = (&a[..n], &b[..n]);
     if a == b {
         return n;
     }
-    let mut at = 0;
-    for (x, y) in a.chunks(BLOCK).zip(b.chunks(BLOCK)) {
-        if x != y {
-            break;
+    let mut equal = 0;
+    while a.len() > SCAN {
+        let half = a.len() / 2;
+        let (left, right) = (a.split_at(half), b.split_at(half));
+        if left.0 == right.0 {
+            equal += half;
+            (a, b) = (left.1, right.1);
+        } else {
+            (a, b) = (left.0, right.0);
         }
-        at += x.len();
     }
-    at + a[at..].iter().zip(&b[at..]).take_while(|(x, y)| x == y).count()
+    equal + a.iter().zip(b).take_while(|(x, y)| x == y).count()
 }
 
 #[cfg(test)]
