@@ -13,8 +13,7 @@ five attempts in a row miss it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from benches.workloads import (
@@ -35,12 +34,16 @@ from benches.workloads import (
     side_by_side,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 ATTEMPTS = 5
 MEMCMP_FACTOR = 2.5
 MEMCMP_MARGIN = 2e-6
 ARRAY_FACTOR = 0.35
-# Two runs of the very same lookup differ by this much on a shared machine.
+# Two runs of the very same lookup differ by this much on a shared machine, and by one clock tick.
 NOISE = 1.05
+TICK = 2e-8
 LARGEST = SIZES[-1]
 
 each_workload = pytest.mark.parametrize(
@@ -120,16 +123,22 @@ def test_half_way_is_not_slower(benchmark, row, size: int, kind: str) -> None:
     stored = prompt(size)
     index = index_with(stored)
     full, half = ([as_kind(query, kind) for query in queries(stored, place)] for place in ("end", "middle"))
-    references = {"full hit": timed(index.match_prefix, full)}
+    # Both as references: pytest-benchmark's own call costs some 40 ns more than these.
+    references = {"full hit": timed(index.match_prefix, full), "half-way": timed(index.match_prefix, half)}
+
+    def slower(found: dict[str, Figures]) -> bool:
+        return found["half-way"].median > NOISE * found["full hit"].median + TICK
+
     benchmark.group = f"lookup of {size} tokens"
     rounds = Rounds(in_rotation(half), references)
-    own = run(benchmark, index.match_prefix, rounds, rounds_for(size))
+    run(benchmark, index.match_prefix, rounds, rounds_for(size))
     found = rounds.references()
     for _ in range(ATTEMPTS - 1):
-        if own.median <= NOISE * found["full hit"].median:
+        if not slower(found):
             break
-        own, found = side_by_side(index.match_prefix, in_rotation(half), references, rounds_for(size))
-    held = own.median <= NOISE * found["full hit"].median
+        _, found = side_by_side(index.match_prefix, in_rotation(half), references, rounds_for(size))
+    held = not slower(found)
+    own = found.pop("half-way")
     beside(row, ("lookup", size, kind, "middle"), own, found, "held" if held else "MISSED")
     assert held, f"{micro(own.median)} us half-way, {micro(found['full hit'].median)} us in full"
 

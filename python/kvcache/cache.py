@@ -18,7 +18,7 @@ from kvcache.memory.reclaim import GcPolicy, check_policy
 from kvcache.pin import Pin
 from kvcache.results import Eviction, Hit, MediaSpan, Stored, media_keys
 from kvcache.session import Session
-from kvcache.sizes import parse_size
+from kvcache.sizes import LARGEST, parse_size
 from kvcache.state import State
 from kvcache.storing import Store
 
@@ -70,9 +70,8 @@ class KVPrefixCache:
     ) -> None:
         if pressure is not None and not isinstance(pressure, PressureSource):
             raise TypeError(f"pressure needs a method excess_bytes(), found {type(pressure).__name__}")
-        for name, value in (("segment_tokens", segment_tokens), ("max_checkpoints", max_checkpoints)):
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name} must be an int, found {type(value).__name__}")
+        _whole("segment_tokens", segment_tokens)
+        _whole("max_checkpoints", max_checkpoints)
         info = mx.device_info()
         index = CacheIndex(
             max_bytes=None if max_bytes is None else parse_size(max_bytes, "max_bytes"),
@@ -157,10 +156,13 @@ class KVPrefixCache:
         Raises:
             TokenError: A token id that is out of range.
             TypeError: Tokens or prompt_cache of another type.
+            ConfigError: A media span that ends behind the tokens.
             AllocationError: There is no memory for the copy, not even after an eviction; what was
                 stored before is still there, less what was evicted.
         """
         key, spans = Tokens(tokens), _checked(namespace, media)
+        if spans and (end := spans[-1][0] + spans[-1][1]) > len(key):
+            raise ConfigError(f"a media span ends at {end}, behind the {len(key)} tokens")
         return self._store(key, prompt_cache, namespace, spans, length, label, donate)
 
     def _store(
@@ -243,10 +245,10 @@ class KVPrefixCache:
         """Evicts what was not used for ``seconds`` by the clock; pinned entries stay."""
         if not seconds >= 0:
             raise ConfigError(f"seconds must not be negative, found {seconds}")
-        since = self._state.stamp() - int(seconds * 1e6)
+        since = self._state.stamp() - seconds * 1e6
         if since < 0:
             return Eviction()
-        return self._state.cycle(lambda index: index.evict_idle(since))
+        return self._state.cycle(lambda index: index.evict_idle(int(since)))
 
     def trim_to(self, *, nbytes: int | None = None, tokens: int | None = None) -> Eviction:
         """Evicts until at most ``nbytes`` bytes and ``tokens`` tokens are held; pinned entries stay."""
@@ -355,6 +357,6 @@ def _checked(namespace: str, media: Sequence[MediaSpan]) -> list[tuple[int, int,
 def _whole(name: str, value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an int, found {type(value).__name__}")
-    if value < 0:
-        raise ConfigError(f"{name} must not be negative, found {value}")
+    if not 0 <= value <= LARGEST:
+        raise ConfigError(f"{name} must be from 0 to {LARGEST}, found {value}")
     return value

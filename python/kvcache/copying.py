@@ -63,7 +63,7 @@ def join(
     Args:
         layout: What the pieces and images came from.
         pieces: Segments from the root down.
-        images: The checkpoint's window and state layers.
+        images: The checkpoint's window and state layers; the lists of arrays are the caller's own.
         length: Tokens held.
         trim: The images stand beyond ``length`` and are trimmed to it.
         remaining: Tokens that the caller is going to add: room is left for them.
@@ -87,9 +87,12 @@ def join(
         if frugal:
             arrays.evaluate(made)
             made.clear()
-            for piece in pieces:
-                if piece.owned and not isinstance(leaf, ImageLeaf):
-                    piece.segment[spans_at - len(leaf.arrays) : spans_at] = [None] * len(leaf.arrays)
+            if isinstance(leaf, ImageLeaf):
+                images[images_at - 1].arrays.clear()
+            else:
+                for piece in pieces:
+                    if piece.owned:
+                        piece.segment[spans_at - len(leaf.arrays) : spans_at] = [None] * len(leaf.arrays)
             mx.clear_cache()
     arrays.evaluate(made)
     return layout.group(caches)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvcache import arrays
@@ -79,7 +80,8 @@ def _gather(state: State, acquired: Acquired) -> tuple[list[Piece], list[Image]]
     for number, tokens in acquired.pieces:
         segment = state.segments.segment(number)
         pieces.append(Piece(list(segment), tokens, owned=number in owned))
-    images = state.segments.checkpoint(acquired.checkpoint[0]) if acquired.checkpoint else []
+    stored = state.segments.checkpoint(acquired.checkpoint[0]) if acquired.checkpoint else []
+    images = [replace(image, arrays=list(image.arrays)) for image in stored]
     if taken:
         state.segments.remove(taken)
     return pieces, images

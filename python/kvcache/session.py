@@ -74,7 +74,9 @@ class Session:
         self._take = take
         self._step = prefill_step_size
         self._kv_bits = kv_bits
-        self._key = Tokens(tokens)
+        # A copy: the engine may use its buffer again, or append to it, while the request runs.
+        key = Tokens(tokens)
+        self._key = key.head(len(key))
         self._appended: list[int] = []
         # Tokens that all layers are known to have run, and the state arrays at that moment.
         self._known = 0

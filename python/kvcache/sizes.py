@@ -20,7 +20,7 @@ _UNITS: Final = {
     "tib": 2**40,
 }
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.ASCII)
-_LARGEST: Final = 2**62
+LARGEST: Final = 2**62
 
 
 def parse_size(size: int | str, name: str = "size") -> int:
@@ -47,8 +47,8 @@ def parse_size(size: int | str, name: str = "size") -> int:
             raise ConfigError(f"{name} must be a size like '4GB' or '512MiB', found {size!r}")
         number, factor = found[1], _UNITS[found[2]]
         nbytes = int(number) * factor if "." not in number else round(float(number) * factor)
-    if not 0 <= nbytes <= _LARGEST:
-        raise ConfigError(f"{name} must be from 0 to {_LARGEST} bytes, found {size!r}")
+    if not 0 <= nbytes <= LARGEST:
+        raise ConfigError(f"{name} must be from 0 to {LARGEST} bytes, found {size!r}")
     return nbytes
 
 

@@ -10,6 +10,7 @@ import threading
 import traceback
 from collections import deque
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import mlx.core as mx
@@ -125,12 +126,13 @@ class State:
         """Evicts while the measured memory asks for it before ``need`` more bytes.
 
         Stops where eviction cannot cure the pressure: a cycle freed bytes and the source did not
-        fall. What is left then stays.
+        fall. What is left then stays; so that something is left, pressure beyond all that could go
+        is met with one unit first.
         """
         total = Eviction()
         excess = self.limits.excess(need)
         while excess > 0:
-            evicted = self.evict(excess)
+            evicted = self.cycle(partial(_relief, excess=excess, first=not total))
             total += evicted
             if not evicted:
                 break
@@ -237,3 +239,11 @@ class State:
         self.closed = True
         self.segments.clear()
         mx.clear_cache()
+
+
+def _relief(index: CacheIndex, excess: int, first: bool) -> Dropped:
+    """What a cycle against measured pressure evicts."""
+    figures = index.stats()
+    if first and excess >= figures.nbytes - figures.leased_bytes:
+        return index.evict(units=1)
+    return index.evict(nbytes=excess)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kvcache import arrays
 from kvcache.copying import Copies, cut
+from kvcache.errors import AllocationError
 from kvcache.layers.base import Refusal
 from kvcache.layers.prompt import Prompt, segment_buffers, token_bytes
 from kvcache.results import Eviction, Stored
@@ -77,12 +78,16 @@ class Store:
                 if planned.outcome != "ready":
                     return self._without_copy(planned.outcome, prompt, length)
                 copies = self._copy(planned, prompt, layout, halved)
-            except BaseException:
+            except BaseException as error:
                 self._abort(planned)
+                if isinstance(error, AllocationError):
+                    error.evicted = self._evicted + error.evicted
                 raise
             halved = None
             if self._commit(planned, copies):
                 break
+            if self._donate:
+                return self._given_up(length)
         added = arrays.nbytes(
             array for number, _, _ in planned.segments for array in copies.segments[number]
         ) + (0 if copies.checkpoint is None else image_figures(copies.checkpoint[1])[0])
@@ -98,6 +103,10 @@ class Store:
             if start < length < start + span:
                 return start
         return length
+
+    def _media(self, length: int) -> list[tuple[int, int, bytes]]:
+        """The spans of the first ``length`` tokens."""
+        return [span for span in self._spans if span[0] + span[1] <= length]
 
     def _plan(
         self, prompt: Prompt, layout: Layout, length: int
@@ -116,7 +125,7 @@ class Store:
                 self._key,
                 length,
                 namespace=self._namespace,
-                media=[span for span in self._spans if span[0] + span[1] <= length],
+                media=self._media(length),
                 layout=number,
                 bytes_per_token=token_bytes(layout),
                 segment_buffers=segment_buffers(layout),
@@ -134,8 +143,21 @@ class Store:
                 prompt.clear()
             return self._result("already", length=length)
         if outcome == "too_large":
-            return self._result("too_large", detail="it does not fit beside what is protected")
+            held = self._held(length)
+            return self._result("too_large", length=held, detail="it does not fit beside what is protected")
         return self._result("truncated", detail="no token stands before the media span")
+
+    def _given_up(self, length: int) -> Stored:
+        """The tree changed while the caller's cache was let go of: there is nothing to plan again with."""
+        held = self._held(length)
+        detail = "another store changed the tree while this cache was donated"
+        return self._result("already" if held == length else "truncated", length=held, detail=detail)
+
+    def _held(self, length: int) -> int:
+        """Tokens of the key that are held already."""
+        media = self._media(length)
+        with self._state.guard() as index:
+            return index.lookup(self._key.head(length), self._namespace, media, length).length
 
     def _copy(self, planned: Planned, prompt: Prompt, layout: Layout, halved: Segment | None) -> Copies:
         state = self._state

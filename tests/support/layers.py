@@ -54,6 +54,9 @@ class Layer(Protocol):
     def nbytes(self, length: int) -> int:
         """Bytes that ``length`` tokens need, no row too many."""
 
+    def roomy(self, length: int, remaining: int) -> int:
+        """The same with room for ``remaining`` more where the class over-allocates."""
+
 
 def encode(tokens: Sequence[int], start: int, number: int, side: int, heads: int) -> mx.array:
     """Rows for the tokens at positions from ``start``: ``(1, heads, len(tokens), WIDTH)``."""
@@ -102,6 +105,9 @@ class KV:
     def nbytes(self, length: int) -> int:
         return 2 * self.heads * length * WIDTH * 4
 
+    def roomy(self, length: int, remaining: int) -> int:
+        return self.nbytes(length + -(-remaining // 256) * 256)
+
     def grow(self, cache: Any, tokens: Sequence[int], start: int) -> None:
         sides = [encode(tokens, start, self.number, side, self.heads) for side in (0, 1)]
         cache.update_and_fetch(*sides)
@@ -128,6 +134,9 @@ class KV:
 
 class Concatenate(KV):
     cls = ConcatenateKVCache
+
+    def roomy(self, length: int, remaining: int) -> int:
+        return self.nbytes(length)
 
 
 class Quantized(KV):
@@ -167,6 +176,9 @@ class Rotating(KV):
 
     def nbytes(self, length: int) -> int:
         return super().nbytes(min(length, self.window))
+
+    def roomy(self, length: int, remaining: int) -> int:
+        return self.nbytes(length)
 
     def tokens(self, cache: Any) -> None:
         return None
@@ -215,6 +227,9 @@ class Chunked(KV):
     def nbytes(self, length: int) -> int:
         return super().nbytes(min(length, self.chunk))
 
+    def roomy(self, length: int, remaining: int) -> int:
+        return self.nbytes(length)
+
     def grow(self, cache: Any, tokens: Sequence[int], start: int) -> None:
         cache.maybe_trim_front()
         super().grow(cache, tokens, start)
@@ -258,6 +273,9 @@ class Arrays:
 
     def nbytes(self, length: int) -> int:
         return 32 if length else 0
+
+    def roomy(self, length: int, remaining: int) -> int:
+        return self.nbytes(length)
 
     def length(self, cache: Any) -> int:
         return 0 if cache[1] is None else int(cache[1][0, 0, 0].item())
@@ -332,6 +350,9 @@ class List:
 
     def nbytes(self, length: int) -> int:
         return sum(member.nbytes(length) for member in self.members)
+
+    def roomy(self, length: int, remaining: int) -> int:
+        return sum(member.roomy(length, remaining) for member in self.members)
 
     def grow(self, cache: Any, tokens: Sequence[int], start: int) -> None:
         for member, part in zip(self.members, cache.caches, strict=True):

@@ -41,6 +41,10 @@ class PosKV:
         """Bytes that ``length`` tokens need in all layers, no row too many."""
         return sum(layer.nbytes(length) for layer in self.layers)
 
+    def roomy(self, length: int, remaining: int) -> int:
+        """The same with room for ``remaining`` more where a class over-allocates."""
+        return sum(layer.roomy(length, remaining) for layer in self.layers)
+
     def make_cache(self) -> list[Any]:
         return [layer.fresh() for layer in self.layers]
 

@@ -15,7 +15,7 @@ import sys
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from kvcache.cli import demo
+from kvcache.cli import demo, replay, serve
 from kvcache.cli.console import CliError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CliError", "main"]
 
-_SUBCOMMANDS = (demo,)
+_SUBCOMMANDS = (demo, replay, serve)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,18 +36,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         The process's exit code.
     """
     try:
-        args = _parser().parse_args(argv)
+        args = _parse(argv)
+        run: Callable[[argparse.Namespace], int] = args.run
+        return run(args)
     except SystemExit as stop:  # argparse has printed the usage, the help or the version
         return stop.code if isinstance(stop.code, int) else 2
-    run: Callable[[argparse.Namespace], int] = args.run
-    try:
-        return run(args)
     except CliError as error:
         print(f"kvcache: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("kvcache: interrupted", file=sys.stderr)
         return 130
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = _parser()
+    args, rest = parser.parse_known_args(argv)
+    # A subcommand that passes options on to another program has this attribute from its defaults.
+    if hasattr(args, "passed_on"):
+        args.passed_on = rest
+    elif rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    return args
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     """
     given: Path | None = args.model
     if given is not None:
-        _check_folder(given)
+        check_folder(given)
     # Model and tokenizer are local; transformers would ask a hub about the tokenizer all the same.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     # MLX and mlx-lm take seconds to import; a usage error or a missing folder should not.
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if broken else 0
 
 
-def _check_folder(folder: Path) -> None:
+def check_folder(folder: Path) -> None:
     """Refuses before anything heavy is imported what cannot be an mlx-lm model."""
     advice = "name a folder with config.json, model*.safetensors and a tokenizer, as mlx-lm writes it"
     try:

@@ -5,7 +5,7 @@
 | KVCache, ConcatenateKVCache | span | ``kv.py`` |
 | QuantizedKVCache | span | ``quantized.py`` |
 | RotatingKVCache, ChunkedKVCache | window | ``window.py`` |
-| ArraysCache | state | ``state.py`` |
+| ArraysCache, deepseek_v41's LayerCache | state | ``state.py`` |
 | CacheList | each member by its own kind | ``prompt.py`` |
 | a class not known | state, if its attributes can be copied | ``state.py`` |
 | Batch caches | refused: ``batched`` | ``registry.py`` |

@@ -108,3 +108,17 @@ def require_single(arrays: Sequence[Array], cls: type) -> None:
                 f"{cls.__name__} holds a batch of {array.shape[0]}; store one sequence at a time "
                 "(Batch caches give single ones by extract)",
             )
+
+
+def require_rows(arrays: Sequence[Array], rows: int, cls: type) -> None:
+    """Refuses a cache that claims more tokens than its buffers hold: tokens are the axis before the last.
+
+    Raises:
+        Refusal: ``offset_mismatch``.
+    """
+    for array in arrays:
+        if array.shape[-2] < rows:
+            raise Refusal(
+                "offset_mismatch",
+                f"{cls.__name__} claims {rows} tokens, but a buffer of it holds {array.shape[-2]}",
+            )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvcache.layers.base import Image, ImageAdapter, Refusal, SpanAdapter, require_single
+from kvcache.layers.base import Image, ImageAdapter, Refusal, SpanAdapter, require_rows, require_single
 from kvcache.layers.layout import ImageLeaf, Layout, Leaf, Shape, SpanLeaf
 from kvcache.layers.registry import adapter_of, is_batched, is_list
 
@@ -121,6 +121,7 @@ def _leaf(adapter: Adapter, cache: Any) -> Leaf:
                 "a span layer's are (1, heads, tokens, width)",
             )
     require_single(buffers, cls)
+    require_rows(buffers, adapter.offset(cache), cls)
     specs = tuple((buffer.shape[1], buffer.shape[-1], buffer.dtype) for buffer in buffers)
     return SpanLeaf(cls, adapter.static(cache), specs, adapter.signature(cache), adapter)
 

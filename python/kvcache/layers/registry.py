@@ -11,7 +11,7 @@ from kvcache.errors import ConfigError
 from kvcache.layers.base import ImageAdapter, SpanAdapter
 from kvcache.layers.kv import KV, ConcatenateKV
 from kvcache.layers.quantized import QuantizedKV
-from kvcache.layers.state import Arrays, Opaque
+from kvcache.layers.state import Arrays, Latents, Opaque
 from kvcache.layers.window import Chunked, Rotating
 
 Adapter = SpanAdapter | ImageAdapter
@@ -24,6 +24,7 @@ _KNOWN: Final[dict[str, Adapter]] = {
     _MLX_LM + "RotatingKVCache": Rotating(),
     _MLX_LM + "ChunkedKVCache": Chunked(),
     _MLX_LM + "ArraysCache": Arrays(),
+    "mlx_lm.models.deepseek_v41.LayerCache": Latents(),
 }
 _BATCHED: Final = frozenset({_MLX_LM + "BatchKVCache", _MLX_LM + "BatchRotatingKVCache"})
 _LIST: Final = _MLX_LM + "CacheList"

@@ -20,14 +20,15 @@ _PLAIN = (int, float, complex, str, bytes, bool, type(None), enum.Enum, mx.Dtype
 class Arrays:
     """Mamba, gated delta nets, RWKV: a list of states that no token can be cut out of."""
 
-    def offset(self, cache: Any) -> None:  # noqa: ARG002 - it knows none
-        return None
+    def offset(self, cache: Any) -> int | None:
+        """0 before the first pass; afterwards it knows none."""
+        return 0 if all(array is None for array in cache.cache) else None
 
     def static(self, cache: Any) -> Hashable:
         return (len(cache.cache),)
 
     def signature(self, cache: Any) -> tuple[Hashable, ...]:
-        return tuple(None if array is None else (array.ndim, array.shape[-1]) for array in cache.cache)
+        return tuple(_widths(array) for array in cache.cache)
 
     def image(self, cache: Any) -> Image:
         cls, slots = type(cache), list(cache.cache)
@@ -50,6 +51,17 @@ class Arrays:
 
     def clear(self, cache: Any) -> None:
         cache.cache = [None] * len(cache.cache)
+
+
+def _widths(array: Array | None) -> Hashable:
+    """What stays the same however many tokens were run.
+
+    Integers are the last tokens themselves, and fewer of them while there are no more. A
+    convolution may keep fewer rows then, too; those stand on the second axis of three.
+    """
+    if array is None or not mx.issubdtype(array.dtype, mx.floating):
+        return None
+    return array.ndim, *array.shape[1 if array.ndim > 3 else -1 :]
 
 
 class Opaque:
@@ -87,6 +99,20 @@ class Opaque:
 
     def clear(self, cache: Any) -> None:
         """A class not known may not stand being emptied: its arrays go with the object."""
+
+
+class Latents(Opaque):
+    """deepseek_v41's LayerCache: a window and compressed latents, all ``(1, tokens, width)``."""
+
+    def signature(self, cache: Any) -> tuple[Hashable, ...]:
+        return tuple(
+            value.shape[-1] if isinstance(value, mx.array) else None for value in vars(cache).values()
+        )
+
+    def image(self, cache: Any) -> Image:
+        image = super().image(cache)
+        require_single(image.arrays, type(cache))
+        return image
 
 
 class _Slot:

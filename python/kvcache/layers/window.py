@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from kvcache.layers.base import Image, require_single
+from kvcache.layers.base import Image, require_rows, require_single
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -42,6 +42,7 @@ class Rotating(_Window):
     def image(self, cache: Any) -> Image:
         cls, offset, keep, max_size = type(cache), cache.offset, cache.keep, cache.max_size
         require_single([cache.keys, cache.values], cls)
+        require_rows([cache.keys, cache.values], min(offset, max_size), cls)
         rows = cache.keys.shape[-2]
         whole = offset <= max_size
         index = offset if whole else min(cache._idx, max_size)
@@ -79,6 +80,7 @@ class Chunked(_Window):
         cls, offset, chunk_size = type(cache), cache.offset, cache.chunk_size
         require_single([cache.keys, cache.values], cls)
         valid = offset - cache.start_position
+        require_rows([cache.keys, cache.values], valid, cls)
         front = max(0, valid - chunk_size)
         start = cache.start_position + front
 

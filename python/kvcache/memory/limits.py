@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from kvcache.errors import ConfigError
-from kvcache.sizes import parse_size
+from kvcache.sizes import LARGEST, parse_size
 
 if TYPE_CHECKING:
     from kvcache.memory.pressure import PressureSource
@@ -52,8 +52,8 @@ def resolve_max_buffers(limit: int | None, info: dict[str, Any]) -> int | None:
         return int(resources) * 4 // 5 if resources else None
     if isinstance(limit, bool) or not isinstance(limit, int):
         raise TypeError(f"max_buffers must be an int, found {type(limit).__name__}")
-    if limit < 0:
-        raise ConfigError(f"max_buffers must not be negative, found {limit}")
+    if not 0 <= limit <= LARGEST:
+        raise ConfigError(f"max_buffers must be from 0 to {LARGEST}, found {limit}")
     return limit
 
 

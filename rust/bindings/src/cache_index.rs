@@ -8,11 +8,42 @@ use pyo3::prelude::*;
 use crate::error::{broken, lock, to_python};
 use crate::prefix_index::{limits, not_negative};
 use crate::tokens::{SpanArgument, Tokens};
-use crate::types::{Acquired, Committed, Dropped, IndexStats, Match, Planned};
+use crate::types::{Acquired, Committed, Drafted, Dropped, IndexStats, Match, Planned};
 
 /// The index behind `KVPrefixCache`.
 #[pyclass(frozen, module = "kvcache._core")]
 pub(crate) struct CacheIndex(Mutex<core::PrefixIndex>);
+
+/// (bytes, buffers, trimmable)
+type Checkpoint = (u64, u32, bool);
+
+/// A store's figures, as Python gives them.
+struct Request<'a> {
+    namespace: &'a str,
+    layout: u64,
+    bytes_per_token: u64,
+    segment_buffers: u32,
+    checkpoint: Option<Checkpoint>,
+    label: u16,
+}
+
+impl<'a> Request<'a> {
+    fn store(&self, query: &core::Query<'a>) -> core::StoreRequest<'a> {
+        core::StoreRequest {
+            namespace: self.namespace,
+            layout: core::LayoutId(self.layout),
+            query: *query,
+            bytes_per_token: self.bytes_per_token,
+            segment_buffers: self.segment_buffers,
+            checkpoint: self.checkpoint.map(|(nbytes, buffers, trimmable)| core::CheckpointSpec {
+                nbytes,
+                buffers,
+                trimmable,
+            }),
+            label: self.label,
+        }
+    }
+}
 
 #[pymethods]
 impl CacheIndex {
@@ -95,29 +126,72 @@ impl CacheIndex {
         layout: u64,
         bytes_per_token: u64,
         segment_buffers: u32,
-        checkpoint: Option<(u64, u32, bool)>,
+        checkpoint: Option<Checkpoint>,
         label: u16,
         stamp: u64,
     ) -> PyResult<Planned> {
-        let checkpoint = checkpoint.map(|(nbytes, buffers, trimmable)| core::CheckpointSpec {
-            nbytes,
-            buffers,
-            trimmable,
-        });
+        let request = Request { namespace, layout, bytes_per_token, segment_buffers, checkpoint, label };
         let (planned, evicted) =
             tokens.with_query(&mut *lock(&self.0)?, length, &media, true, |index, query| {
-                let request = core::StoreRequest {
-                    namespace,
-                    layout: core::LayoutId(layout),
-                    query: *query,
-                    bytes_per_token,
-                    segment_buffers,
-                    checkpoint,
-                    label,
-                };
-                index.plan(&request, stamp)
+                index.plan(&request.store(query), stamp)
             })?;
         Planned::new(py, planned, evicted)
+    }
+
+    /// The first step of `plan` alone: finds the place and protects it.
+    #[pyo3(signature = (tokens, length, *, namespace, media, layout, bytes_per_token, segment_buffers, checkpoint, label, stamp))]
+    #[allow(clippy::too_many_arguments)]
+    fn draft(
+        &self,
+        tokens: &Tokens,
+        length: usize,
+        namespace: &str,
+        media: Vec<SpanArgument>,
+        layout: u64,
+        bytes_per_token: u64,
+        segment_buffers: u32,
+        checkpoint: Option<Checkpoint>,
+        label: u16,
+        stamp: u64,
+    ) -> PyResult<Drafted> {
+        let request = Request { namespace, layout, bytes_per_token, segment_buffers, checkpoint, label };
+        let outcome = tokens.with_query(&mut *lock(&self.0)?, length, &media, true, |index, query| {
+            index.draft(&request.store(query), stamp)
+        })?;
+        Ok(outcome.into())
+    }
+
+    /// Settles a draft's length. Returns the bytes and buffers that are over the limits then, and
+    /// what went with the node that was given up.
+    fn settle(&self, draft: u64, length: usize, anew: bool) -> PyResult<(u64, u64, Dropped)> {
+        let settled = lock(&self.0)?.settle(core::PlanId(draft), length, anew);
+        let (over, dropped) = settled.map_err(|error| to_python(&error))?;
+        Ok((over.nbytes, over.buffers, dropped.into()))
+    }
+
+    /// Reserves what was settled, once it has room.
+    fn promise(&self, py: Python<'_>, draft: u64) -> PyResult<Planned> {
+        let plan = lock(&self.0)?.promise(core::PlanId(draft)).map_err(|error| to_python(&error))?;
+        Planned::new(py, core::Planned::Ready(plan), core::Dropped::default())
+    }
+
+    /// Units that an eviction of as much would take; evicts nothing.
+    #[pyo3(signature = (*, nbytes = 0, buffers = 0, tokens = 0))]
+    fn count_units(&self, nbytes: u64, buffers: u64, tokens: u64) -> PyResult<u64> {
+        let need = core::Need { nbytes, buffers, tokens, ..core::Need::default() };
+        Ok(lock(&self.0)?.count_units(need))
+    }
+
+    /// Units last used at or before `stamp`.
+    fn count_idle(&self, stamp: u64) -> PyResult<u64> {
+        Ok(lock(&self.0)?.count_idle(stamp))
+    }
+
+    /// By how many bytes so much more would be over the limits; None where evicting all that no
+    /// lease holds would not make that room.
+    fn over(&self, nbytes: u64) -> PyResult<Option<u64>> {
+        let index = lock(&self.0)?;
+        Ok(index.holds(nbytes, 0).then(|| index.over(nbytes, 0).nbytes))
     }
 
     fn commit(&self, py: Python<'_>, plan: u64, stamp: u64) -> PyResult<Committed> {

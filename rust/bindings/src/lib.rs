@@ -19,7 +19,9 @@ mod _core {
     #[pymodule_export]
     use crate::tokens::Tokens;
     #[pymodule_export]
-    use crate::types::{Acquired, Committed, Dropped, Evicted, IndexStats, Inserted, Match, Planned};
+    use crate::types::{
+        Acquired, Committed, Drafted, Dropped, Evicted, IndexStats, Inserted, Match, Planned,
+    };
 
     #[pymodule_init]
     fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {

@@ -184,6 +184,34 @@ impl Planned {
     }
 }
 
+/// The outcome of drafting a store.
+#[pyclass(frozen, get_all, module = "kvcache._core")]
+pub(crate) struct Drafted {
+    /// `open`, `already` or `inside_media`
+    outcome: &'static str,
+    draft: Option<u64>,
+    /// Tokens that fit; 0 where none do.
+    length: usize,
+    /// Tokens that fit if the node that the key diverges in is given up.
+    length_anew: usize,
+}
+
+impl From<core::Outcome> for Drafted {
+    fn from(outcome: core::Outcome) -> Self {
+        let closed = |outcome| Self { outcome, draft: None, length: 0, length_anew: 0 };
+        match outcome {
+            core::Outcome::Already => closed("already"),
+            core::Outcome::InsideMedia => closed("inside_media"),
+            core::Outcome::Open(drafted) => Self {
+                outcome: "open",
+                draft: Some(drafted.id.0),
+                length: drafted.length,
+                length_anew: drafted.length_anew,
+            },
+        }
+    }
+}
+
 /// The outcome of a commit.
 #[pyclass(frozen, get_all, module = "kvcache._core")]
 pub(crate) struct Committed {

@@ -11,6 +11,9 @@ use crate::ledger::{Amount, LabelAmount};
 use crate::radix::edit::{checkpoint_amount, segment_amount};
 use crate::radix::node::Node;
 
+#[cfg(test)]
+mod tests;
+
 macro_rules! ensure {
     ($holds:expr, $($what:tt)*) => {
         if !$holds {
@@ -42,6 +45,7 @@ impl PrefixIndex {
         for (id, tree) in self.trees.forest.iter() {
             self.check_tree(id, tree, &leases, &mut sums)?;
         }
+        self.check_media()?;
         self.check_totals(&sums)?;
         self.check_lru(&sums.units)
     }
@@ -57,6 +61,15 @@ impl PrefixIndex {
             }
         }
         (nodes, checkpoints)
+    }
+
+    fn check_media(&self) -> Result<(), Broken> {
+        let known = self.media.known();
+        for (at, node) in self.trees.arena.iter().filter(|(_, node)| node.media) {
+            let lost = node.keys.iter().find(|key| **key & MEDIA_BIT != 0 && !known.contains(*key));
+            ensure!(lost.is_none(), "node {at:?} has a media key that stands for nothing");
+        }
+        Ok(())
     }
 
     fn check_tree(

@@ -9,7 +9,7 @@ use crate::keys::{MEDIA_BIT, Query};
 use crate::lease::Leases;
 use crate::media::{MediaKeys, MediaTable, Span};
 use crate::radix::edit::Trees;
-use crate::store::{Pending, Planned, StoreRequest};
+use crate::store::{Draft, Pending, Planned, StoreRequest};
 
 /// What an index may hold, and its grain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +44,7 @@ impl Default for Limits {
 pub struct PrefixIndex {
     pub(crate) trees: Trees,
     pub(crate) leases: Leases,
+    pub(crate) drafts: HashMap<PlanId, Draft>,
     pub(crate) plans: HashMap<PlanId, Pending>,
     pub(crate) media: MediaTable,
     pub(crate) ids: IdSource,
@@ -107,7 +108,8 @@ impl PrefixIndex {
 
     fn sweep_media(&mut self) {
         let nodes = self.trees.arena.iter().filter(|(_, node)| node.media).map(|(_, node)| &*node.keys);
-        let plans = self.plans.values().map(|plan| &*plan.keys);
+        let plans = self.plans.values().map(|plan| &plan.draft);
+        let plans = plans.chain(self.drafts.values()).map(|draft| &*draft.keys);
         let media = |key: &&u32| **key & MEDIA_BIT != 0;
         let live: HashSet<u32> =
             nodes.chain(plans).flat_map(|keys| keys.iter().filter(media)).copied().collect();

@@ -16,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 mod check;
+pub mod count;
 mod error;
 pub mod evict;
 mod forest;
@@ -41,4 +42,6 @@ pub use ledger::{Amount, LabelAmount};
 pub use lookup::{Match, Piece, Reason, Scope, Taken};
 pub use media::{MediaKeys, Span};
 pub use stats::{Stats, TreeStats};
-pub use store::{CheckpointSpec, Committed, NewSegment, Plan, Planned, Split, StoreRequest};
+pub use store::{
+    CheckpointSpec, Committed, Drafted, NewSegment, Outcome, Plan, Planned, Split, StoreRequest,
+};

@@ -41,6 +41,11 @@ impl Cuts {
         }
     }
 
+    /// Bytes on the heap.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.0.capacity() * size_of::<(u32, u32)>()
+    }
+
     /// The first token of each span.
     pub(crate) fn starts(&self) -> impl Iterator<Item = usize> + '_ {
         self.0.iter().map(|&(start, _)| start as usize)
@@ -92,6 +97,11 @@ impl MediaTable {
         self.ids.allocation_size() + self.free.capacity() * size_of::<u32>() + identities
     }
 
+    /// The keys that stand for a content.
+    pub(crate) fn known(&self) -> HashSet<u32> {
+        self.ids.values().map(|id| **id | MEDIA_BIT).collect()
+    }
+
     pub(crate) fn wants_sweep(&self) -> bool {
         self.ids.len() >= self.sweep_at.max(FIRST_SWEEP)
     }
@@ -106,6 +116,8 @@ impl MediaTable {
             }
             keep
         });
+        // Not in the map's order: ranks that do the same must give out the same ids.
+        free.sort_unstable_by_key(|id| std::cmp::Reverse(*id));
         self.sweep_at = self.ids.len() * 2;
     }
 

@@ -2,7 +2,7 @@
 
 use crate::index::PrefixIndex;
 use crate::ledger::LabelAmount;
-use crate::store::Pending;
+use crate::store::{Draft, Pending};
 
 /// Figures of all trees, or of one namespace's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -103,13 +103,16 @@ impl PrefixIndex {
 
     fn index_bytes(&self) -> usize {
         let plans: usize = self.plans.values().map(Pending::heap_bytes).sum();
+        let drafts: usize = self.drafts.values().map(Draft::heap_bytes).sum();
         self.trees.arena.bytes()
             + self.trees.forest.bytes()
             + self.trees.ledger.bytes()
             + self.leases.bytes()
             + self.media.bytes()
             + self.plans.allocation_size()
+            + self.drafts.allocation_size()
             + plans
+            + drafts
     }
 }
 

@@ -141,3 +141,14 @@ fn unknown_content_is_not_stored() {
     Index::plan(&mut index, &store, 0).unwrap();
     assert_eq!(index.lookup("", &with_image(b'B'), 29, None).unwrap().length, 0);
 }
+
+/// Ranks that make the same calls number contents alike, also after forgotten ones were swept
+/// out: which of several checkpoints serves may depend on it.
+#[test]
+fn ranks_number_contents_alike() {
+    let mut ranks = [PrefixIndex::new(limits()), PrefixIndex::new(limits())];
+    ranks.iter_mut().for_each(many_images);
+    let all = Prompt((0..100).map(|digest| Part::Media(digest, 5)).collect());
+    let [left, right] = ranks.each_mut().map(|rank| media_keys(rank, &all, true).unwrap());
+    assert!(left == right, "the keys differ");
+}

@@ -214,7 +214,10 @@ fn amounts_beyond_64_bits_are_too_large() {
     let huge = Store { bytes_per_token: u64::MAX / 2, ..span("", &run(0, 20)) };
     assert_eq!(engine.plan(&huge).0, Planned::TooLarge);
     let huge = Some(CheckpointSpec { nbytes: u64::MAX, buffers: u32::MAX, trimmable: false });
-    assert_eq!(engine.plan(&Store { checkpoint: huge, ..hybrid("", &run(0, 20), false) }).0, Planned::TooLarge);
+    assert_eq!(
+        engine.plan(&Store { checkpoint: huge, ..hybrid("", &run(0, 20), false) }).0,
+        Planned::TooLarge
+    );
     let inserted = Index::insert(&mut engine.index, "", &run(0, 20), u64::MAX, 9).unwrap();
     assert_eq!((inserted.length, inserted.new_tokens), (10, 0));
     assert_eq!(engine.index.make_room(u64::MAX, u64::MAX), None);

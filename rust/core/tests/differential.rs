@@ -1,4 +1,4 @@
-//! Random operations on the index beside the oracle.
+//! Random operations on the index beside the oracle. `PROPTEST_CASES` sets how many.
 
 mod common;
 
@@ -7,13 +7,23 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
 use common::driver::run;
-use common::operations::script;
+use common::operations::{config, script};
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, max_shrink_iters: 100_000, ..ProptestConfig::default() })]
+    #![proptest_config(config(1500))]
 
     #[test]
     fn the_index_does_what_the_oracle_says(script in script(60)) {
+        run(&script, PrefixIndex::new).map_err(TestCaseError::fail)?;
+    }
+}
+
+proptest! {
+    #![proptest_config(config(60))]
+
+    /// Fewer, and long enough for trees to be built up, cut down and built up again.
+    #[test]
+    fn the_index_does_what_the_oracle_says_in_the_long_run(script in script(600)) {
         run(&script, PrefixIndex::new).map_err(TestCaseError::fail)?;
     }
 }

@@ -19,21 +19,53 @@ pub(crate) enum Operation {
     Store(Store),
     Plan(Store),
     /// Which of the open plans; `ended` for one that was ended before.
-    Commit { which: usize, ended: bool },
-    Abort { which: usize, ended: bool },
-    Insert { prompt: Prompt, bytes_per_token: u64 },
-    Lookup { namespace: String, prompt: Prompt, short: usize, touch: bool },
-    Acquire { namespace: String, prompt: Prompt, short: usize },
-    Take { namespace: String, prompt: Prompt, short: usize },
-    Release { which: usize, ended: bool },
+    Commit {
+        which: usize,
+        ended: bool,
+    },
+    Abort {
+        which: usize,
+        ended: bool,
+    },
+    Insert {
+        prompt: Prompt,
+        bytes_per_token: u64,
+    },
+    Lookup {
+        namespace: String,
+        prompt: Prompt,
+        short: usize,
+        touch: bool,
+    },
+    Acquire {
+        namespace: String,
+        prompt: Prompt,
+        short: usize,
+    },
+    Take {
+        namespace: String,
+        prompt: Prompt,
+        short: usize,
+    },
+    Release {
+        which: usize,
+        ended: bool,
+    },
     Evict(Need),
     /// What was not used for so long.
     EvictIdle(u64),
-    MakeRoom { nbytes: u64, buffers: u64 },
+    MakeRoom {
+        nbytes: u64,
+        buffers: u64,
+    },
     Drop(String),
     Clear,
     /// A token outside the ids, in a lookup and in a store.
-    Invalid { store: Store, at: usize, key: u32 },
+    Invalid {
+        store: Store,
+        at: usize,
+        key: u32,
+    },
 }
 
 #[derive(Clone, Debug)]
@@ -174,4 +206,12 @@ fn limits() -> impl Strategy<Value = Limits> {
 pub(crate) fn script(steps: usize) -> impl Strategy<Value = Script> {
     let step = (operation(), 0_u64..4).prop_map(|(operation, wait)| Step { operation, wait });
     (limits(), vec(step, 1..steps)).prop_map(|(limits, steps)| Script { limits, steps })
+}
+
+/// So many cases, unless `PROPTEST_CASES` says otherwise. A failure prints its smallest script;
+/// no file is written.
+pub(crate) fn config(cases: u32) -> ProptestConfig {
+    let default = ProptestConfig::default();
+    let cases = if std::env::var_os("PROPTEST_CASES").is_some() { default.cases } else { cases };
+    ProptestConfig { cases, failure_persistence: None, max_shrink_iters: 100_000, ..default }
 }

@@ -55,8 +55,7 @@ impl Tree {
 impl Oracle {
     fn find(&self, namespace: &str, prompt: &Prompt, limit: usize) -> (Match, Option<Serving>) {
         let reason = if limit == 0 { Reason::TooShort } else { Reason::NoEntry };
-        let nothing =
-            Match { length: 0, matched: 0, reason, checkpoint_at: None, layout: None, visited: 0 };
+        let nothing = Match { length: 0, matched: 0, reason, checkpoint_at: None, layout: None, visited: 0 };
         let mut best = (nothing, None);
         for tree in self.trees.iter().filter(|tree| tree.place.namespace == namespace) {
             let found = self.find_in(tree, prompt, limit);
@@ -163,8 +162,7 @@ impl Oracle {
         let mut on: Vec<&Segment> =
             tree.segments.iter().filter(|one| serving.node.starts_with(&one.path)).collect();
         on.sort_by_key(|one| one.start);
-        let pieces =
-            on.iter().map(|one| (one.id, one.path.len().min(serving.length) - one.start)).collect();
+        let pieces = on.iter().map(|one| (one.id, one.path.len().min(serving.length) - one.start)).collect();
         let checkpoint = serving.checkpoint.as_ref().and_then(|path| tree.checkpoint(path));
         Parts { leased: true, pieces, checkpoint: checkpoint.map(|one| (one.id, one.path.len())) }
     }

@@ -1,0 +1,1 @@
+"""Faces for engines that exist: each has the methods its engine already calls."""

@@ -1,0 +1,55 @@
+"""What an insertion brings, and what an eviction by sequences takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kvcache.layers.base import Refusal
+from kvcache.layers.prompt import Prompt, token_bytes
+
+if TYPE_CHECKING:
+    from kvcache._core import Dropped
+
+
+@dataclass(frozen=True)
+class Spans:
+    """A prompt cache whose layers can all be cut at any token.
+
+    Attributes:
+        held: Tokens that every layer holds.
+        out_of_step: Some layer holds more: a draft model's cache lags the main one's.
+        token_bytes: Bytes of one token.
+    """
+
+    held: int
+    out_of_step: bool
+    token_bytes: int
+
+    @classmethod
+    def of(cls, prompt_cache: Any) -> Spans | None:
+        """None where a layer is of another kind, holds nothing or cannot be stored."""
+        try:
+            prompt = Prompt(prompt_cache)
+            offsets = [offset for offset in prompt.offsets if offset]
+            if not prompt.spans_only or not offsets or len(offsets) < len(prompt.offsets):
+                return None
+            return cls(min(offsets), min(offsets) < max(offsets), token_bytes(prompt.layout()))
+        except Refusal:
+            return None
+
+
+@dataclass
+class Gone:
+    """Several evictions of one cycle, with the figures of one."""
+
+    segments: list[int] = field(default_factory=list)
+    checkpoints: list[int] = field(default_factory=list)
+    nbytes: int = 0
+    tokens: int = 0
+
+    def add(self, dropped: Dropped) -> None:
+        self.segments += dropped.segments
+        self.checkpoints += dropped.checkpoints
+        self.nbytes += dropped.nbytes
+        self.tokens += dropped.tokens

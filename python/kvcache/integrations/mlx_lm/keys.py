@@ -1,0 +1,116 @@
+"""What mlx-lm's server passes as keys: models of any hashable kind, and images as negative ids."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from array import array
+from collections import Counter, OrderedDict
+from typing import TYPE_CHECKING, Any, Final
+
+from kvcache.results import MediaSpan
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+# Ends remembered; what is older is counted as a sequence of its own.
+_ENDS: Final = 1024
+
+
+class Namespaces:
+    """One namespace for each model, whatever it prints as: equal models share one, others never do."""
+
+    def __init__(self) -> None:
+        self._names: dict[Hashable, str] = {}
+        self._lock = threading.Lock()
+
+    def of(self, model: Hashable) -> str:
+        """The model's namespace.
+
+        Raises:
+            TypeError: The model cannot be hashed.
+        """
+        try:
+            hash(model)
+        except TypeError as error:
+            raise TypeError(f"model must be hashable, found {type(model).__name__}") from error
+        with self._lock:
+            # The number alone keeps them apart; the text is for people.
+            return self._names.setdefault(model, f"{len(self._names)}: {model!r}")
+
+    def items(self) -> list[tuple[Hashable, str]]:
+        """All models seen so far with their namespaces."""
+        with self._lock:
+            return list(self._names.items())
+
+
+def plain(tokens: Any) -> Sequence[int]:
+    """Tokens as a list or tuple."""
+    return tokens if isinstance(tokens, list | tuple) else list(tokens.tolist())
+
+
+def split_images(tokens: Sequence[int]) -> tuple[Sequence[int], list[MediaSpan]]:
+    """Token ids without images, and the images as spans.
+
+    mlx-lm's server writes an image's patch tokens as a negative number made from its content.
+    """
+    if not tokens or min(tokens) >= 0:
+        return tokens, []
+    ids, spans, start = list(tokens), [], 0
+    while start < len(ids):
+        end = start + 1
+        if (content := ids[start]) < 0:
+            while end < len(ids) and ids[end] == content:
+                end += 1
+            spans.append(MediaSpan(start, end - start, str(content)))
+            ids[start:end] = [0] * (end - start)
+        start = end
+    return ids, spans
+
+
+class Ends:
+    """Where sequences ended that a longer one may continue, by digest: no tokens are kept.
+
+    The caller holds a lock.
+    """
+
+    def __init__(self) -> None:
+        self._ends: OrderedDict[tuple[str, int, bytes], None] = OrderedDict()
+        self._lengths: dict[str, Counter[int]] = {}
+
+    def add(self, namespace: str, tokens: Sequence[int]) -> list[int]:
+        """Notes the end of ``tokens``; O(len(tokens) + ends).
+
+        Returns:
+            The lengths of noted sequences that ``tokens`` continues. They are forgotten.
+        """
+        buffer = memoryview(array("q", tokens)).cast("B")
+        digest, done, covered = hashlib.blake2b(digest_size=16), 0, []
+        known = sorted(length for length in self._lengths.get(namespace, ()) if length < len(tokens))
+        for length in known:
+            digest.update(buffer[done * 8 : length * 8])
+            done = length
+            end = (namespace, length, digest.digest())
+            if end in self._ends:
+                self._forget(end)
+                covered.append(length)
+        digest.update(buffer[done * 8 :])
+        end = (namespace, len(tokens), digest.digest())
+        if end in self._ends:
+            self._ends.move_to_end(end)
+        else:
+            self._ends[end] = None
+            self._lengths.setdefault(namespace, Counter())[len(tokens)] += 1
+        if len(self._ends) > _ENDS:
+            self._forget(next(iter(self._ends)))
+        return covered
+
+    def _forget(self, end: tuple[str, int, bytes]) -> None:
+        namespace, length, _ = end
+        del self._ends[end]
+        lengths = self._lengths[namespace]
+        lengths[length] -= 1
+        if not lengths[length]:
+            del lengths[length]
+        if not lengths:
+            del self._lengths[namespace]

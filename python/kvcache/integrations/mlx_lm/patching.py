@@ -1,0 +1,222 @@
+"""What `patch` puts into ``mlx_lm.server``, by its module-level names.
+
+Beside the cache itself that is what the server loses or dies of: the KV of cancelled requests on the
+batched path, checkpoints of models that need them, and requests that end its generation thread.
+"""
+
+# mlx-lm carries no types.
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+from loguru import logger
+from mlx_lm import server
+from mlx_lm.generate import BatchGenerator, stream_generate
+
+from kvcache.errors import ConfigError
+from kvcache.integrations.mlx_lm.prompt_cache import PromptCache
+from kvcache.layers.base import Refusal
+from kvcache.layers.prompt import Prompt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from kvcache.integrations.mlx_lm.prompt_cache import Fetched
+
+
+@contextmanager
+def installed(*, max_size: int | None, max_bytes: int | str | None) -> Iterator[Installation]:
+    """See :func:`kvcache.integrations.mlx_lm.patch`."""
+    installation = Installation(max_size, max_bytes)
+    with ExitStack() as stack:
+        for name, value in installation.names().items():
+            stack.enter_context(replaced(server, name, value))
+        yield installation
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """``owner.name`` is ``value`` while the context lasts."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+class Installation:
+    """One patch of the server.
+
+    Attributes:
+        prompt_cache: The server's cache; None until the server has made it.
+    """
+
+    def __init__(self, max_size: int | None, max_bytes: int | str | None) -> None:
+        PromptCache(max_size, max_bytes).cache.close()  # refuses bad limits now, not in a server's thread
+        self.prompt_cache: PromptCache | None = None
+        self._max_size = max_size
+        self._max_bytes = max_bytes
+        self._server_bytes: int | None = None
+
+    def names(self) -> dict[str, Any]:
+        """The server's names and what stands for them."""
+        return {
+            "LRUPromptCache": self.make,
+            "BatchGenerator": type("BatchGenerator", (KeepingBatchGenerator,), {"installation": self}),
+            "ResponseGenerator": CarefulResponseGenerator,
+            "stream_generate": _checkpointing(self),
+            "run": self._run(server.run),
+        }
+
+    def make(self, max_size: int | None = 10, max_bytes: int | str | None = None) -> PromptCache:
+        """Stands for the class: makes the cache with this patch's limits, else with the given ones."""
+        if max_bytes is None:
+            max_bytes = self._server_bytes
+        self.prompt_cache = PromptCache(
+            max_size if self._max_size is None else self._max_size,
+            max_bytes if self._max_bytes is None else self._max_bytes,
+        )
+        return self.prompt_cache
+
+    def fetched(self) -> Fetched | None:
+        """The fetch that the request at hand began with."""
+        return None if self.prompt_cache is None else self.prompt_cache.last_fetch
+
+    def keep(self, fetched: Fetched, tokens: list[int], prompt_cache: list[Any]) -> None:
+        """Stores what a request has computed so far. The request goes on whatever happens here."""
+        try:
+            if self.prompt_cache is not None and tokens:
+                self.prompt_cache.insert_cache(fetched.model, tokens, prompt_cache, cache_type="user")
+        except Exception:  # noqa: BLE001 - in the generation thread anything raised ends the server
+            logger.exception("what a request had computed could not be stored")
+
+    def _run(self, run: Callable[..., None]) -> Callable[..., None]:
+        def run_with_limit(host: str, port: int, model_provider: Any, *args: Any, **options: Any) -> None:
+            require_one_process()
+            self._server_bytes = model_provider.cli_args.prompt_cache_bytes
+            run(host, port, model_provider, *args, **options)
+
+        return run_with_limit
+
+
+def require_one_process() -> None:
+    """Ranks would have to agree on every hit.
+
+    Raises:
+        ConfigError: There are several.
+    """
+    ranks = mx.distributed.init().size()
+    if ranks > 1:
+        raise ConfigError(f"mlx-lm's server on kvcache runs in one process, found {ranks} ranks")
+
+
+class KeepingBatchGenerator(BatchGenerator):
+    """Keeps what cancelled requests computed, and stops where a checkpoint helps later requests."""
+
+    installation: Installation
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._requests: dict[int, Fetched] = {}
+        self._checkpoints: dict[int, int] = {}
+
+    def insert_segments(self, segments: list[Any], *args: Any, **options: Any) -> list[int]:
+        """Notes which request this is, and puts a boundary where it should stop."""
+        fetched, at = self.installation.fetched(), 0
+        if fetched is not None and len(segments) == 1:
+            total = sum(len(segment) for segment in segments[0])
+            at = (fetched.checkpoint_at or 0) - (fetched.prompt_tokens - total)
+            # Before the last token this generator stops by itself.
+            parts = _split(segments[0], at if at < total - 1 else 0)
+            at = at if len(parts) > len(segments[0]) else 0
+            segments = [parts]
+        uids: list[int] = super().insert_segments(segments, *args, **options)
+        if fetched is not None and len(uids) == 1:
+            self._requests[uids[0]] = fetched
+            if at:
+                self._checkpoints[uids[0]] = at
+        return uids
+
+    def next(self) -> Any:
+        """One step; stores at the boundaries of :meth:`insert_segments`."""
+        prompts, generated = super().next()
+        for response in prompts:
+            if not response.end_of_prompt and response.progress[0] == self._checkpoints.get(response.uid):
+                del self._checkpoints[response.uid]
+                self._keep([response.uid])
+                # The server has no label for this segment.
+                response.end_of_segment = False
+        self._forget([response.uid for response in generated if response.finish_reason is not None])
+        return prompts, generated
+
+    def remove(self, uids: list[int], *args: Any, **options: Any) -> Any:
+        """Stores what the requests have computed, then lets go of them."""
+        self._keep(uids)
+        self._forget(uids)
+        return super().remove(uids, *args, **options)
+
+    def _keep(self, uids: list[int]) -> None:
+        for uid, (prompt_cache, tokens) in self.extract_cache(uids).items():
+            if uid in self._requests:
+                self.installation.keep(self._requests[uid], list(tokens), prompt_cache)
+
+    def _forget(self, uids: list[int]) -> None:
+        for uid in uids:
+            self._requests.pop(uid, None)
+            self._checkpoints.pop(uid, None)
+
+
+def _split(segments: list[list[int]], at: int) -> list[list[int]]:
+    """The segments with one more boundary after ``at`` tokens; 0 adds none."""
+    parts, start = [], 0
+    for segment in segments:
+        cut = at - start
+        parts += [segment[:cut], segment[cut:]] if 0 < cut < len(segment) else [segment]
+        start += len(segment)
+    return parts
+
+
+def _checkpointing(installation: Installation) -> Callable[..., Any]:
+    """The sequential path's generator, with a checkpoint after each prefill chunk where models need one."""
+
+    def checkpointing(*args: Any, prompt_cache: Any, prompt_progress_callback: Any, **options: Any) -> Any:
+        fetched = installation.fetched()
+
+        def progress(done: int, total: int) -> None:
+            if fetched is not None and 0 < done < total and not _cuttable(prompt_cache):
+                at = fetched.prompt_tokens - total + done
+                installation.keep(fetched, list(fetched.tokens[:at]), prompt_cache)
+            prompt_progress_callback(done, total)
+
+        return stream_generate(*args, prompt_cache=prompt_cache, prompt_progress_callback=progress, **options)
+
+    return checkpointing
+
+
+def _cuttable(prompt_cache: list[Any]) -> bool:
+    try:
+        return Prompt(prompt_cache).spans_only
+    except Refusal:
+        return True
+
+
+class CarefulResponseGenerator(server.ResponseGenerator):
+    """Turns down what would end the generation thread, and the server with it."""
+
+    def generate(self, request: Any, generation_args: Any, *args: Any, **options: Any) -> Any:
+        """Raises ``ValueError`` for stop words that are no texts."""
+        words = generation_args.stop_words
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise ValueError("stop must be a text or a list of texts")
+        return super().generate(request, generation_args, *args, **options)
+
+    def _tokenize(self, *args: Any) -> Any:
+        result: Any = super()._tokenize(*args)
+        if not result[0]:
+            raise ValueError("the prompt has no tokens")
+        return result

@@ -1,0 +1,276 @@
+"""PromptCache: the methods of ``mlx_lm.models.cache.LRUPromptCache`` on one KVPrefixCache."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from loguru import logger
+
+from kvcache.arrays import Array
+from kvcache.cache import KVPrefixCache
+from kvcache.errors import AllocationError, ConfigError
+from kvcache.integrations.mlx_lm.entries import Gone, Spans
+from kvcache.integrations.mlx_lm.keys import Ends, Namespaces, plain, split_images
+from kvcache.results import Eviction, Stored
+from kvcache.sizes import format_size, parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from kvcache._core import Dropped
+    from kvcache.memory.pressure import PressureSource
+    from kvcache.memory.reclaim import GcPolicy
+    from kvcache.results import MediaSpan
+
+CACHE_TYPES: Final = ("assistant", "user", "system")
+# The label of an end that a longer sequence continues: it serves, and counts as no sequence.
+_COVERED: Final = ""
+# mlx-lm's way to say "no limit" is 1 << 63.
+_NO_LIMIT: Final = 1 << 62
+_SEGMENT_TOKENS: Final = 1024
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """The last fetch, for the server's other hooks. Holds no KV.
+
+    Attributes:
+        model: As the engine gave it.
+        tokens: The engine's own list, which it may append to.
+        prompt_tokens: How many of them were the prompt.
+        checkpoint_at: Where a checkpoint would help later requests.
+    """
+
+    model: Hashable
+    tokens: Sequence[int]
+    prompt_tokens: int
+    checkpoint_at: int | None
+
+
+class PromptCache:
+    """A prompt cache for engines that call mlx-lm's ``LRUPromptCache``.
+
+    The methods and their arguments are the same. What differs is for the better: a fetch counts as
+    use, ``rest`` is never empty, a prefix that several sequences share is held once, an entry larger
+    than the limit pushes nothing out, and evicted memory is given back before the call returns. The
+    cache types are labels for :meth:`stats_by_type`; they do not order evictions.
+
+    A *sequence* is what was inserted and is no prefix of a longer one inserted later (models with
+    window or state layers: every insertion whose checkpoint is held). One whose tail was evicted
+    still serves its head, and counts no more.
+
+    Args:
+        max_size: Sequences at most; None: no such limit.
+        max_bytes: Bytes held at every moment; None: no such limit.
+        memory_limit: As of ``KVPrefixCache``.
+        pressure: As of ``KVPrefixCache``.
+        gc: As of ``KVPrefixCache``.
+
+    Attributes:
+        cache: The ``KVPrefixCache`` that holds it all.
+        max_size: As given.
+        max_bytes: In bytes, or None.
+
+    Raises:
+        ConfigError: A limit that cannot be used.
+    """
+
+    def __init__(
+        self,
+        max_size: int | None = 10,
+        max_bytes: int | str | None = None,
+        *,
+        memory_limit: float | str | None = None,
+        pressure: PressureSource | None = None,
+        gc: GcPolicy = "always",
+    ) -> None:
+        if max_size is not None and (isinstance(max_size, bool) or not isinstance(max_size, int)):
+            raise TypeError(f"max_size must be an int, found {type(max_size).__name__}")
+        if max_size is not None and max_size < 0:
+            raise ConfigError(f"max_size must not be negative, found {max_size}")
+        if isinstance(max_bytes, int) and max_bytes >= _NO_LIMIT:
+            max_bytes = None
+        self.max_size = max_size
+        self.max_bytes = None if max_bytes is None else parse_size(max_bytes, "max_bytes")
+        self.cache = KVPrefixCache(
+            max_bytes=self.max_bytes,
+            memory_limit=memory_limit,
+            pressure=pressure,
+            segment_tokens=_SEGMENT_TOKENS,
+            gc=gc,
+        )
+        self.namespaces = Namespaces()
+        self.last_fetch: Fetched | None = None
+        self._ends = Ends()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """Sequences held."""
+        with self.cache._state.guard():
+            return self._sequences()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held; what sequences share counts once."""
+        return self.cache.nbytes
+
+    def fetch_nearest_cache(
+        self, model: Hashable, tokens: Sequence[int]
+    ) -> tuple[list[Any] | None, Sequence[int]]:
+        """The longest stored prefix of ``tokens``, at most all but one, and the tokens after it.
+
+        Args:
+            model: What must never mix with others: any hashable.
+            tokens: The prompt. Negative ids are images.
+
+        Returns:
+            A prompt cache of the caller's own, or None, and ``rest``: the tokens it does not hold,
+            at least one of them unless there are none at all.
+
+        Raises:
+            TokenError: A token id that is out of range.
+            TypeError: A model that cannot be hashed, or tokens of another type.
+        """
+        namespace = self.namespaces.of(model)
+        ids, media = split_images(plain(tokens))
+        try:
+            hit = self.cache.fetch(ids, namespace=namespace, media=media)
+        except AllocationError as error:
+            logger.warning("no memory to hand a stored prefix out, so all is computed anew: {}", error)
+            return None, tokens
+        self.last_fetch = Fetched(model, tokens, len(ids), hit.checkpoint_at)
+        return hit.prompt_cache, tokens[hit.length :]
+
+    def insert_cache(
+        self,
+        model: Hashable,
+        tokens: Sequence[int],
+        prompt_cache: list[Any],
+        *,
+        cache_type: str = "assistant",
+    ) -> Stored:
+        """Keeps a copy of ``prompt_cache`` under ``tokens``; what is held already is not copied.
+
+        Args:
+            model: As in :meth:`fetch_nearest_cache`.
+            tokens: What was run. More than the cache holds is fine, fewer are refused.
+            prompt_cache: One sequence's layer caches. Where main and draft model stand at different
+                offsets, what all of them hold is kept.
+            cache_type: "assistant", "user" or "system".
+
+        Returns:
+            What was stored, or why not (mlx-lm's own returns nothing).
+
+        Raises:
+            ConfigError: Another cache type.
+            TokenError: A token id that is out of range.
+            TypeError: An argument of another type.
+        """
+        if cache_type not in CACHE_TYPES:
+            known = ", ".join(repr(each) for each in CACHE_TYPES)
+            raise ConfigError(f"cache_type must be one of {known}, found {cache_type!r}")
+        namespace = self.namespaces.of(model)
+        key = plain(tokens)
+        ids, media = split_images(key)
+        try:
+            stored, spans_only = self._insert(namespace, ids, media, prompt_cache, cache_type)
+        except AllocationError as error:
+            logger.warning("no memory to store {} tokens: {}", len(ids), error)
+            return Stored(0, 0, 0, "too_large", error.evicted, str(error))
+        if stored.detail:
+            logger.warning("{} tokens are not stored as a whole: {}", len(ids), stored.detail)
+        if spans_only and stored.length:
+            self._cover(namespace, key[: stored.length], ids, media, prompt_cache)
+        if self.max_size is None:
+            return stored
+        return replace(stored, evicted=stored.evicted + self._trim_sequences(self.max_size))
+
+    def _insert(
+        self,
+        namespace: str,
+        ids: Sequence[int],
+        media: list[MediaSpan],
+        prompt_cache: list[Any],
+        cache_type: str,
+    ) -> tuple[Stored, bool]:
+        """The store, and whether every layer can be cut anywhere."""
+        spans = Spans.of(prompt_cache)
+        length = spans.held if spans and spans.out_of_step else None
+        whole = spans.held * spans.token_bytes if spans and spans.held <= len(ids) else 0
+        over = ""
+        if spans and self.max_bytes is not None and whole > self.max_bytes:
+            over = (
+                f"{format_size(whole)} are more than the limit of {format_size(self.max_bytes)}, "
+                "so only free room is taken"
+            )
+            length = self._free_tokens(namespace, ids, media, spans.token_bytes)
+            if not length:
+                return Stored(0, 0, 0, "too_large", detail=over), True
+        stored = self.cache.store(
+            ids, prompt_cache, namespace=namespace, media=media, length=length, label=cache_type
+        )
+        if over and stored.length:
+            stored = replace(stored, reason="truncated", detail=over)
+        return stored, spans is not None
+
+    def _free_tokens(self, namespace: str, ids: Sequence[int], media: list[MediaSpan], per_token: int) -> int:
+        """Leading tokens of a sequence beyond the limit that can be held without an eviction."""
+        matched = self.cache.peek(ids, namespace=namespace, media=media).matched
+        free = cast("int", self.max_bytes) - self.nbytes
+        # For a moment a store that diverges inside a segment holds that one twice.
+        splitting = _SEGMENT_TOKENS * per_token if self.nbytes else 0
+        return matched + max(0, free - splitting) // per_token
+
+    def _cover(
+        self,
+        namespace: str,
+        key: Sequence[int],
+        ids: Sequence[int],
+        media: list[MediaSpan],
+        prompt_cache: list[Any],
+    ) -> None:
+        """Counts the sequences that ``key`` continues no more."""
+        with self._lock:
+            covered = self._ends.add(namespace, key)
+        for length in covered:
+            inside = [span for span in media if span.start + span.length <= length]
+            self.cache.store(
+                ids[:length], prompt_cache, namespace=namespace, media=inside, length=length, label=_COVERED
+            )
+
+    def trim_to(self, *, n_sequences: int | None = None, n_bytes: int | None = None) -> Eviction:
+        """Evicts until at most ``n_sequences`` and ``n_bytes`` are held; negative is zero."""
+        evicted = Eviction()
+        if n_sequences is not None:
+            evicted += self._trim_sequences(max(0, n_sequences))
+        if n_bytes is not None:
+            evicted += self.cache.trim_to(nbytes=min(max(0, n_bytes), _NO_LIMIT))
+        return evicted
+
+    def stats_by_type(self) -> dict[str, dict[str, int]]:
+        """``n_sequences`` and ``n_bytes`` of each cache type; bytes count for whoever stored them first."""
+        with self.cache._state.guard():
+            figures = self.cache._state.by_label()
+        empty = (0, 0)
+        return {
+            each: dict(zip(("n_sequences", "n_bytes"), figures.get(each, empty), strict=True))
+            for each in CACHE_TYPES
+        }
+
+    def _sequences(self) -> int:
+        """Sequences held; under the cache's lock."""
+        figures = self.cache._state.by_label()
+        return sum(figures[each][0] for each in CACHE_TYPES if each in figures)
+
+    def _trim_sequences(self, most: int) -> Eviction:
+        """One eviction cycle that leaves at most ``most`` sequences, oldest first."""
+        state, gone, arrays = self.cache._state, Gone(), list[Array]()
+        with state.guard() as index:
+            while self._sequences() > most and (dropped := index.evict(sequences=1)):
+                gone.add(dropped)
+                arrays += state.segments.remove(dropped)
+        if not arrays:
+            return Eviction()
+        return state.finish(cast("Dropped", gone), arrays)

@@ -1,0 +1,197 @@
+//! `validate()` must name every kind of damage.
+
+use crate::error::Broken;
+use crate::ids::{LayoutId, NodeId, SegmentId};
+use crate::index::{Limits, PrefixIndex};
+use crate::keys::Query;
+use crate::ledger::Amount;
+use crate::media::Span;
+use crate::radix::node::{Checkpoint, End, Node};
+use crate::store::{CheckpointSpec, Planned, StoreRequest};
+
+fn request(query: Query<'_>, checkpoint: Option<CheckpointSpec>) -> StoreRequest<'_> {
+    StoreRequest {
+        namespace: "",
+        layout: LayoutId(0),
+        query,
+        bytes_per_token: 2,
+        segment_buffers: 1,
+        checkpoint,
+        label: 0,
+    }
+}
+
+/// A tree of span layers with a branch, an image and a lease; one with two checkpoints; and an
+/// open plan.
+fn sample() -> PrefixIndex {
+    let limits = Limits { segment_tokens: 4, max_bytes: 1000, ..Limits::default() };
+    let mut index = PrefixIndex::new(limits);
+    index.insert("", &Query::tokens(&[1, 2, 3, 4, 5, 6]), 2, 1).unwrap();
+    index.insert("", &Query::tokens(&[1, 2, 3, 4, 9]), 2, 2).unwrap();
+    let image = [Span { start: 0, length: 2, digest: b"image" }];
+    let keys = index.media_keys(&[0, 0, 7], &image, true).unwrap();
+    index.insert("", &keys.query(), 2, 3).unwrap();
+    index.insert("", &Query::tokens(&[8, 8, 8]), 2, 4).unwrap();
+    index.acquire("", &Query::tokens(&[8, 8, 8]), 3).unwrap();
+    for (end, trimmable) in [(2, true), (5, false)] {
+        let checkpoint = Some(CheckpointSpec { nbytes: 3, buffers: 1, trimmable });
+        let keys = &[1, 1, 1, 1, 1][..end];
+        let Planned::Ready(plan) = index.plan(&request(Query::tokens(keys), checkpoint), 5).unwrap().0 else {
+            panic!("no room");
+        };
+        index.commit(plan.id, 5).unwrap();
+    }
+    index.plan(&request(Query::tokens(&[7, 7]), None), 6).unwrap();
+    index
+}
+
+fn find(index: &PrefixIndex, which: impl Fn(&Node) -> bool) -> NodeId {
+    index.trees.arena.iter().find(|(_, node)| which(node)).expect("the sample has one").0
+}
+
+/// The node whose keys begin like this.
+fn at(index: &PrefixIndex, keys: &[u32]) -> NodeId {
+    find(index, |node| !node.is_root() && node.keys.starts_with(keys))
+}
+
+type Damage = fn(&mut PrefixIndex);
+
+const DAMAGE: &[(&str, Damage)] = &[
+    ("under the wrong first key", |index| {
+        let id = at(index, &[5]);
+        index.trees.arena[id].keys[0] = 55;
+    }),
+    ("does not know its parent", |index| {
+        let (id, other) = (at(index, &[5]), at(index, &[8]));
+        index.trees.arena[id].parent = other;
+    }),
+    ("starts at the wrong token", |index| {
+        let id = at(index, &[5]);
+        index.trees.arena[id].end += 1;
+    }),
+    ("odd root", |index| {
+        let id = find(index, Node::is_root);
+        index.trees.arena[id].end = 1;
+    }),
+    ("miscounts trimmable", |index| {
+        let id = at(index, &[1, 1]);
+        index.trees.arena[id].trimmable += 1;
+    }),
+    ("wrong media flag", |index| {
+        let id = find(index, |node| node.media);
+        index.trees.arena[id].media = false;
+    }),
+    ("stands for nothing", |index| index.media = crate::media::MediaTable::default()),
+    ("leases of", |index| {
+        let id = at(index, &[5]);
+        index.trees.arena[id].leases += 1;
+    }),
+    ("miscounts its leases", |index| {
+        let id = find(index, |node| node.checkpoint.is_some());
+        index.trees.arena[id].checkpoint.as_mut().unwrap().leases += 1;
+    }),
+    ("never given out", |index| {
+        let id = at(index, &[5]);
+        index.trees.arena[id].segment = SegmentId(1_000_000);
+    }),
+    ("stands twice", |index| {
+        let (id, other) = (at(index, &[5]), at(index, &[9]));
+        index.trees.arena[id].segment = index.trees.arena[other].segment;
+    }),
+    ("stands in two trees", |index| {
+        let (id, other) = (at(index, &[5]), at(index, &[1, 1]));
+        index.trees.arena[id].segment = index.trees.arena[other].segment;
+    }),
+    ("has 5 tokens", |index| {
+        let id = at(index, &[5]);
+        let node = &mut index.trees.arena[id];
+        (node.keys, node.end) = (vec![5; 5].into(), node.end + 3);
+    }),
+    ("a tree of span layers", |index| {
+        let id = at(index, &[5]);
+        let checkpoint =
+            Checkpoint { id: crate::CheckpointId(1), nbytes: 0, buffers: 0, trimmable: false, leases: 0 };
+        index.trees.arena[id].checkpoint = Some(Box::new(checkpoint));
+    }),
+    ("no checkpoint makes usable", |index| {
+        let id = find(index, |node| node.checkpoint.is_some() && node.children.is_empty());
+        index.trees.arena[id].checkpoint = None;
+    }),
+    ("bad end", |index| {
+        let id = at(index, &[5]);
+        index.trees.arena[id].ends = Some(Box::new(vec![End { at: 3, label: 0 }]));
+    }),
+    ("bad end", |index| {
+        let id = at(index, &[5]);
+        index.trees.arena[id].ends = Some(Box::new(vec![End { at: 1, label: 0 }; 2]));
+    }),
+    ("its account says", |index| {
+        let id = at(index, &[5]);
+        index.trees.arena[id].bytes_per_token += 1;
+    }),
+    ("ends, counts", |index| {
+        let tree = index.trees.arena[at(index, &[5])].tree;
+        index.trees.forest.get_mut(tree).sequences += 1;
+    }),
+    ("miscounts its nodes", |index| {
+        let tree = index.trees.arena[at(index, &[5])].tree;
+        index.trees.forest.get_mut(tree).nodes += 1;
+    }),
+    ("the ledger holds", |index| index.trees.ledger.add(&mut Amount::default(), byte())),
+    ("leased", |index| index.trees.ledger.lease(byte())),
+    ("reserved", |index| index.trees.ledger.reserve(byte())),
+    ("over the limits", |index| index.limits.max_bytes = 10),
+    ("over the limits", |index| index.limits.max_buffers = 3),
+    ("label 0", |index| index.trees.ledger.label(0).nbytes += 1),
+    ("label 1", |index| index.trees.ledger.label(1).sequences += 1),
+    ("reachable", |index| {
+        let node = Node::new(index.trees.arena[at(index, &[5])].tree, NodeId::NONE, 0, Box::default());
+        index.trees.arena.add(node);
+    }),
+    ("heap bytes", |index| {
+        let id = find(index, |node| node.ends.is_some());
+        index.trees.arena[id].ends.as_mut().unwrap().reserve_exact(100);
+    }),
+    ("not in the LRU list", |index| {
+        let id = at(index, &[5]);
+        index.trees.lru.remove(&mut index.trees.arena, id);
+    }),
+    ("listed but leased", |index| {
+        let id = at(index, &[8]);
+        index.trees.lru.push(&mut index.trees.arena, id, 9);
+    }),
+    ("more recent than its parent", |index| {
+        let id = at(index, &[5]);
+        index.trees.lru.push(&mut index.trees.arena, id, 9);
+    }),
+    ("used before an older one", |index| {
+        let id = index.trees.lru.oldest().unwrap();
+        index.trees.arena[id].links.stamp = 9;
+    }),
+    ("links of node", |index| {
+        let id = index.trees.lru.oldest().unwrap();
+        index.trees.arena[id].links.older = id;
+    }),
+    ("miscounts its length", |index| {
+        let id = index.trees.lru.oldest().unwrap();
+        index.trees.arena[id].links.newer = NodeId::NONE;
+    }),
+    ("empty and still there", |index| {
+        index.trees.forest.find_or_add(&mut index.trees.arena, "another", LayoutId(0), false);
+    }),
+];
+
+fn byte() -> Amount {
+    Amount { nbytes: 1, ..Amount::default() }
+}
+
+#[test]
+fn damage_is_named() {
+    assert_eq!(sample().validate(), Ok(()));
+    for (name, damage) in DAMAGE {
+        let mut index = sample();
+        damage(&mut index);
+        let Err(Broken(found)) = index.validate() else { panic!("not noticed: {name}") };
+        assert!(found.contains(name), "{name}: {found}");
+    }
+}

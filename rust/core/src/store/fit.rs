@@ -1,0 +1,75 @@
+//! What a store costs, and how much of it fits.
+
+use crate::evict::Room;
+use crate::index::PrefixIndex;
+use crate::ledger::Amount;
+use crate::store::Draft;
+use crate::store::draft::Place;
+
+impl PrefixIndex {
+    /// What the draft adds at `place` until its commit: new segments, both halves of a split, a
+    /// checkpoint.
+    pub(super) fn cost(&self, draft: &Draft, place: &Place) -> Amount {
+        let tokens = place.length.saturating_sub(place.from) as u64;
+        let segments = tokens.div_ceil(self.segment_tokens as u64);
+        let mut cost = Amount {
+            // What no limit allows may overflow, and stays more than any limit.
+            nbytes: tokens.saturating_mul(draft.shape.bytes_per_token),
+            buffers: segments * u64::from(draft.shape.buffers),
+            tokens,
+            segments,
+            checkpoints: 0,
+        };
+        if place.cut.is_some() {
+            let node = &self.trees.arena[place.node];
+            cost.nbytes = cost.nbytes.saturating_add(node.nbytes());
+            cost.buffers += 2 * u64::from(node.buffers);
+            cost.segments += 2;
+        }
+        if let Some(checkpoint) = draft.checkpoint {
+            cost.nbytes = cost.nbytes.saturating_add(checkpoint.nbytes);
+            cost.buffers += u64::from(checkpoint.buffers);
+            cost.checkpoints += 1;
+        }
+        cost
+    }
+
+    /// The most tokens that can be held at `place` in `room`; `None` where nothing is gained.
+    pub(super) fn fitting(&self, draft: &Draft, place: &Place, room: Room) -> Option<usize> {
+        let whole = self.cost(draft, place);
+        if room.holds(whole.nbytes, whole.buffers) {
+            return Some(place.length);
+        }
+        if draft.checkpoint.is_some() {
+            return None;
+        }
+        let fixed = self.cost(draft, &Place { length: place.from, ..*place });
+        let nbytes = room.nbytes.checked_sub(fixed.nbytes)?;
+        let buffers = room.buffers.checked_sub(fixed.buffers)?;
+        let by_bytes = nbytes.checked_div(draft.shape.bytes_per_token).unwrap_or(u64::MAX);
+        let by_buffers = buffers
+            .checked_div(u64::from(draft.shape.buffers))
+            .map_or(u64::MAX, |segments| segments.saturating_mul(self.segment_tokens as u64));
+        let more = by_bytes.min(by_buffers).min((place.length - place.from) as u64) as usize;
+        let length = draft.cuts.back(place.from + more);
+        (length > place.from).then_some(length)
+    }
+
+    /// The place that does without the node which the draft cuts, where only the draft's own lease
+    /// holds that node: its matched tokens are copied anew.
+    pub(super) fn fitting_anew(&self, draft: &Draft) -> Option<Place> {
+        draft.place.cut?;
+        let node = &self.trees.arena[draft.place.node];
+        if node.leases > 1 {
+            return None;
+        }
+        let mut room = self.room();
+        room.nbytes += node.nbytes();
+        room.buffers += u64::from(node.buffers);
+        let place = Place { from: node.start(), node: node.parent, cut: None, length: draft.keys.len() };
+        let length = self.fitting(draft, &place, room)?;
+        // Without a checkpoint to add, tokens beyond those that are held are all there is to gain.
+        let held = if draft.checkpoint.is_some() { 0 } else { draft.place.from };
+        (length > held).then_some(Place { length, ..place })
+    }
+}

@@ -1,0 +1,244 @@
+//! Named cases: pins, open plans beside each other, taking a path out; and what becomes of them
+//! when the tree under them changes. Numbers are those of REPORTS.md.
+
+mod common;
+
+use kvcache_core::{Limits, Match, Planned, Taken};
+
+use common::engine::{Engine, hybrid, limits, run, span};
+use common::index::{Index, Store};
+use common::prompt::Prompt;
+
+fn take(engine: &mut Engine, prompt: &Prompt) -> (Match, Taken) {
+    let result = Index::take(&mut engine.index, "", prompt, prompt.len()).unwrap();
+    engine.index.validate().unwrap();
+    result
+}
+
+/// 114: a pin survives a flood of other prompts; released, it is as recent as its release.
+#[test]
+fn a_pin_survives_a_flood() {
+    for mixed in [false, true] {
+        let mut engine = Engine::new(Limits { max_bytes: 60, ..limits() });
+        let store = |prompt: &Prompt| if mixed { hybrid("", prompt, false) } else { span("", prompt) };
+        let pinned = run(0, 10);
+        engine.store(&store(&pinned));
+        let (lease, length, _) = engine.pin(&pinned);
+        assert_eq!(length, 10);
+        for other in 1..50 {
+            assert_eq!(engine.store(&store(&run(other * 100, other * 100 + 10))).0, 10);
+        }
+        assert_eq!(engine.index.match_length(&pinned), 10);
+        assert!(engine.evict_bytes(1_000_000).amount.nbytes <= 50);
+        assert_eq!(engine.index.match_length(&pinned), 10);
+
+        let other = run(9000, 9010);
+        engine.store(&store(&other));
+        engine.release(lease.unwrap());
+        engine.evict_units(1);
+        assert_eq!([&pinned, &other].map(|prompt| engine.index.match_length(prompt)), [10, 0]);
+        engine.evict_units(1);
+        assert_eq!(engine.index.match_length(&pinned), 0, "a released pin is plain LRU");
+    }
+}
+
+/// 114: where pins leave too little room a store is refused, and nothing is evicted for it.
+#[test]
+fn pins_leave_no_room() {
+    let mut engine = Engine::new(Limits { max_bytes: 30, ..limits() });
+    engine.put(&run(0, 25));
+    engine.put(&run(100, 105));
+    let (lease, ..) = engine.pin(&run(0, 25));
+    let refused = engine.plan(&hybrid("", &run(200, 220), false));
+    assert_eq!((refused.0, refused.1.is_empty()), (Planned::TooLarge, true));
+    assert_eq!(engine.index.make_room(6, 0), None);
+    assert_eq!(engine.index.ntokens(), 30);
+    assert_eq!(engine.index.make_room(5, 0).unwrap().amount.tokens, 5);
+    assert_eq!(engine.put(&run(200, 220)), 5, "the beginning fits");
+    engine.release(lease.unwrap());
+    assert_eq!(engine.put(&run(200, 220)), 20);
+}
+
+/// A segment matched in part is pinned whole, and stays so when another prompt splits it.
+#[test]
+fn a_pin_covers_both_halves_of_a_split() {
+    let mut engine = Engine::new(limits());
+    engine.put(&run(0, 100));
+    let (lease, length, _) = engine.pin(&run(0, 60));
+    assert_eq!(length, 60);
+    engine.put(&run(0, 30).then(&run(500, 510)));
+    engine.put(&run(0, 80).then(&run(600, 610)));
+    assert_eq!(engine.index.stats().leased_bytes, 100);
+    let evicted = engine.evict_units(9);
+    assert_eq!((evicted.units, evicted.amount.tokens), (2, 20), "the branches, not the pinned path");
+    engine.release(lease.unwrap());
+    let evicted = engine.evict_units(9);
+    assert_eq!((evicted.units, evicted.amount.tokens), (3, 100));
+}
+
+/// A dropped namespace voids its pins; releasing one does nothing, also when others stand in the
+/// same places by then.
+#[test]
+fn a_void_pin_releases_nothing() {
+    for all in [false, true] {
+        let mut engine = Engine::new(limits());
+        engine.put(&run(0, 100));
+        let (old, ..) = engine.pin(&run(0, 100));
+        let dropped = if all { engine.index.clear() } else { engine.index.drop_namespace("") };
+        assert_eq!(dropped.amount.tokens, 100);
+        engine.put(&run(0, 100));
+        let (new, ..) = engine.pin(&run(0, 100));
+        assert!(engine.release(old.unwrap()).is_empty());
+        assert_eq!(engine.index.stats().leased_bytes, 100);
+        assert!(engine.evict_units(1).is_empty());
+        engine.release(new.unwrap());
+        assert!(engine.release(new.unwrap()).is_empty(), "a second release is passed over");
+        assert_eq!(engine.evict_units(1).amount.tokens, 100);
+    }
+}
+
+/// A plan whose tree was dropped is stale, whatever was built in its place; what it reserved
+/// comes back, and its lease takes nothing from the new tree.
+#[test]
+fn a_plan_on_a_dropped_tree_is_stale() {
+    let longer = run(0, 150);
+    let parting = run(0, 50).then(&run(500, 550));
+    for (planned, again) in [(&longer, 100), (&parting, 100), (&longer, 40), (&parting, 40), (&longer, 150)] {
+        let mut engine = Engine::new(limits());
+        engine.put(&run(0, 100));
+        let plan = engine.ready(&span("", planned));
+        engine.index.drop_namespace("");
+        engine.store(&span("another", &run(0, 100)));
+        engine.put(&run(0, again));
+        let (stored, dropped) = engine.commit(&plan);
+        // Appending to an equal node is the same store, cutting another segment is not.
+        let same = planned.len() == 150 && again == 100;
+        assert_eq!((stored, dropped.is_empty()), (same, true), "{again}");
+        assert_eq!(engine.index.stats().reserved_bytes, 0);
+        assert_eq!(engine.index.stats().leased_bytes, 0);
+        assert_eq!(engine.put(planned), planned.len());
+    }
+}
+
+/// Of two plans for the same tokens the second is stale, and planned again there is nothing left
+/// to do. Plans that do not touch each other both go through.
+#[test]
+fn plans_beside_each_other() {
+    for store in [span("", &run(0, 20)), hybrid("", &run(0, 20), false)] {
+        let mut engine = Engine::new(limits());
+        let (first, second) = (engine.ready(&store), engine.ready(&store));
+        assert!(engine.commit(&first).0);
+        assert!(!engine.commit(&second).0);
+        assert_eq!(engine.plan(&store).0, Planned::Already);
+    }
+    let mut engine = Engine::new(limits());
+    engine.put(&run(0, 20));
+    let branch = |at: u32, to: u32| span("", &run(0, at).then(&run(to, to + 5)));
+    let [left, right, cut, cut_too] = [branch(20, 100), branch(20, 200), branch(10, 300), branch(10, 400)]
+        .map(|store| engine.ready(&store));
+    assert!(engine.commit(&right).0 && engine.commit(&left).0, "other branches of one node");
+    assert!(engine.commit(&cut_too).0);
+    assert!(!engine.commit(&cut).0, "its segment is gone");
+    assert_eq!(engine.put(&branch(10, 300).prompt), 15);
+    assert_eq!(engine.index.ntokens(), 40);
+}
+
+/// What open plans were promised is not there for others.
+#[test]
+fn reservations_add_up() {
+    let mut engine = Engine::new(Limits { max_bytes: 100, ..limits() });
+    let first = engine.ready(&span("", &run(0, 60)));
+    let second = engine.ready(&span("", &run(1000, 1060)));
+    assert_eq!((first.length, second.length), (60, 40));
+    assert_eq!(engine.plan(&span("", &run(2000, 2060))).0, Planned::TooLarge);
+    assert_eq!(engine.index.make_room(1, 0), None);
+    engine.index.abort(first.id).unwrap();
+    assert!(engine.commit(&second).0);
+    assert_eq!(engine.put(&run(2000, 2060)), 60);
+    assert_eq!(engine.index.nbytes(), 100);
+}
+
+/// Making room for a store never takes the tokens that it continues from.
+#[test]
+fn a_store_does_not_evict_its_own_beginning() {
+    let mut engine = Engine::new(Limits { segment_tokens: 5, max_bytes: 40, ..limits() });
+    engine.put(&run(0, 20));
+    engine.put(&run(100, 120));
+    let (length, evicted) = engine.store(&span("", &run(0, 30)));
+    assert_eq!((length, evicted.amount.tokens), (30, 10));
+    assert_eq!(engine.get(&run(100, 120)), 10, "the tail of the other went");
+}
+
+/// KV that only an open plan kept goes when the plan ends without using it.
+#[test]
+fn an_aborted_plan_leaves_no_dead_weight() {
+    let mut engine = Engine::new(limits());
+    engine.mark(&run(0, 100));
+    let plan = engine.ready(&hybrid("", &run(0, 50).then(&run(500, 550)), false));
+    let evicted = engine.evict_units(1);
+    assert_eq!((evicted.checkpoints.len(), evicted.segments.len()), (1, 0), "the plan holds the KV");
+    let dropped = engine.index.abort(plan.id).unwrap();
+    assert_eq!((dropped.segments.len(), dropped.amount.tokens), (1, 100));
+    engine.index.validate().unwrap();
+    assert_eq!(engine.index.stats().trees.nodes, 0);
+}
+
+/// Taking moves out what only this path continues, and nothing that others share, hold or go on
+/// from.
+#[test]
+fn taking_leaves_what_others_share() {
+    let mut engine = Engine::new(Limits { segment_tokens: 10, ..limits() });
+    let (a, b) = (run(0, 40), run(0, 20).then(&run(100, 110)));
+    engine.put(&a);
+    engine.put(&b);
+    let (found, taken) = take(&mut engine, &a);
+    assert_eq!((found.length, taken.scope.pieces.len()), (40, 4));
+    assert_eq!((taken.dropped.segments.len(), taken.dropped.amount.tokens), (2, 20));
+    assert_eq!(engine.index.match_length(&a), 20);
+    assert_eq!(engine.index.stats().leased_bytes, 20);
+    engine.release(taken.scope.lease.unwrap());
+    assert_eq!(engine.put(&a), 40, "put back");
+
+    let (lease, ..) = engine.pin(&a);
+    assert!(take(&mut engine, &a).1.dropped.is_empty(), "held");
+    engine.release(lease.unwrap());
+    assert!(take(&mut engine, &run(0, 35)).1.dropped.is_empty(), "another prompt goes on");
+    assert_eq!(engine.index.match_length(&a), 40);
+}
+
+/// Taking a hybrid's path takes the checkpoints on it along.
+#[test]
+fn taking_takes_checkpoints_along() {
+    let mut engine = Engine::new(limits());
+    let first = engine.ready(&hybrid("", &run(0, 10), false));
+    engine.commit(&first);
+    let second = engine.ready(&hybrid("", &run(0, 20), false));
+    engine.commit(&second);
+    let (found, taken) = take(&mut engine, &run(0, 20));
+    assert_eq!((found.length, taken.scope.lease), (20, None));
+    assert_eq!(taken.scope.checkpoint, Some((second.checkpoint.unwrap(), 20)));
+    assert_eq!(taken.dropped.checkpoints, [second.checkpoint.unwrap(), first.checkpoint.unwrap()]);
+    assert_eq!(engine.index.stats().namespaces, 0);
+}
+
+/// Stores under one layout with and without checkpoints never end up in one tree.
+#[test]
+fn a_tree_is_of_one_kind() {
+    let mut engine = Engine::new(limits());
+    let marked = Store { layout: 0, ..hybrid("", &run(0, 20), false) };
+    let (plain, marked_too) = (engine.ready(&span("", &run(0, 20))), engine.ready(&marked));
+    assert!(engine.commit(&marked_too).0 && engine.commit(&plain).0);
+    assert_eq!(engine.index.layouts("").len(), 1);
+    assert_eq!(engine.get(&run(0, 11)), 10);
+}
+
+trait MatchLength {
+    fn match_length(&mut self, prompt: &Prompt) -> usize;
+}
+
+impl<I: Index> MatchLength for I {
+    /// Without a touch.
+    fn match_length(&mut self, prompt: &Prompt) -> usize {
+        self.lookup("", prompt, prompt.len(), None).unwrap().length
+    }
+}

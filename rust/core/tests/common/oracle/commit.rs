@@ -1,0 +1,153 @@
+//! What ending a plan must do, and thinning out checkpoints.
+
+use kvcache_core::{Inserted, PlanId};
+
+use super::store::{Expected, Open, place};
+use super::{Checkpoint, Gone, Oracle, Path, Place, Segment};
+use crate::common::index::Store;
+use crate::common::prompt::{Prompt, Token};
+
+impl Oracle {
+    /// Whether the plan was stale, and what went; `None` for an unknown plan.
+    pub(crate) fn commit(&mut self, id: PlanId, stamp: u64) -> Option<(bool, Gone)> {
+        self.tick(stamp);
+        let open = self.close(id)?;
+        let mut gone = Gone::default();
+        let stale = !self.still_there(&open);
+        if stale {
+            self.end_lease(&open.holder, &mut gone);
+        } else {
+            self.attach(&open, &mut gone);
+        }
+        Some((stale, gone))
+    }
+
+    pub(crate) fn abort(&mut self, id: PlanId) -> Option<Gone> {
+        let open = self.close(id)?;
+        let mut gone = Gone::default();
+        self.end_lease(&open.holder, &mut gone);
+        Some(gone)
+    }
+
+    fn close(&mut self, id: PlanId) -> Option<Open> {
+        let at = self.plans.iter().position(|open| open.plan.as_ref().is_some_and(|plan| plan.id == id))?;
+        Some(self.plans.remove(at))
+    }
+
+    fn still_there(&self, open: &Open) -> bool {
+        let key = &open.store.prompt.tokens()[..open.draft.length];
+        let Some(tree) = self.tree(&place(&open.store)) else { return open.draft.from == 0 };
+        let matched = tree.matched(key);
+        let node = tree.holder(key, matched);
+        let same = match open.split {
+            Some(split) => node.is_some_and(|node| (node.id, matched - node.start) == split),
+            None => node.is_none_or(|node| node.path.len() == matched),
+        };
+        let there = key.len() == matched && tree.checkpoint(key).is_some();
+        same && matched == open.draft.from && !there
+    }
+
+    fn attach(&mut self, open: &Open, gone: &mut Gone) {
+        let Open { store, draft, plan, .. } = open;
+        let (place, plan) = (place(store), plan.as_ref());
+        let key = store.prompt.tokens()[..draft.length].to_vec();
+        let chunks = self.chunks(draft);
+        let tree = self.tree_mut(&place);
+        if let Some(cut) = &draft.cut
+            && let Some(at) = tree.segments.iter().position(|one| one.path == *cut)
+        {
+            let whole = tree.segments.remove(at);
+            gone.segments.push(whole.id);
+            let ids = plan.and_then(|plan| plan.split);
+            let upper =
+                Segment { path: key[..draft.from].to_vec(), id: ids.map(|ids| ids.upper), ..whole.clone() };
+            let lower = Segment { start: draft.from, id: ids.map(|ids| ids.lower), ..whole };
+            tree.segments.extend([upper, lower]);
+        }
+        for (at, (start, end)) in chunks.into_iter().enumerate() {
+            tree.segments.push(Segment {
+                path: key[..end].to_vec(),
+                start,
+                id: plan.map(|plan| plan.segments[at].id),
+                bytes_per_token: store.bytes_per_token,
+                buffers: u64::from(store.buffers),
+                label: store.label,
+            });
+        }
+        if let (Some(spec), Some(id)) = (store.checkpoint, plan.and_then(|plan| plan.checkpoint)) {
+            let (nbytes, buffers, trimmable) = (spec.nbytes, u64::from(spec.buffers), spec.trimmable);
+            tree.checkpoints.push(Checkpoint { path: key.clone(), id, nbytes, buffers, trimmable });
+        }
+        self.note_end(&place, &key, store.label);
+        self.end_lease(&open.holder, gone);
+        if place.checkpointed {
+            self.touch_checkpoint(&place, &key);
+            self.thin_out(&place, &key, gone);
+        } else {
+            self.touch_path(&place, &key);
+        }
+    }
+
+    /// Thins out the checkpoints of the unbranched path through the newest, `new`.
+    fn thin_out(&mut self, place: &Place, new: &[Token], gone: &mut Gone) {
+        loop {
+            let Some(tree) = self.tree(place) else { return };
+            let branches = |path: &[Token], at: usize| {
+                let here = |one: &&Segment| one.start == at && one.path[..at] == path[..at];
+                tree.segments.iter().filter(here).count() > 1
+            };
+            let start = (1..new.len()).rev().find(|at| branches(new, *at)).unwrap_or(0);
+            let on_path = |path: &Path| {
+                path.len() > start && new.starts_with(path)
+                    || path.starts_with(new) && !(new.len()..path.len()).any(|at| branches(path, at))
+            };
+            let mut path: Vec<Path> =
+                tree.checkpoints.iter().map(|one| one.path.clone()).filter(on_path).collect();
+            path.sort_by_key(Vec::len);
+            if path.len() <= self.limits.max_checkpoints {
+                return;
+            }
+            let gap = |at: usize| match path.get(at + 1) {
+                Some(after) => after.len() - if at == 0 { start } else { path[at - 1].len() },
+                None => usize::MAX,
+            };
+            let may_go = |at: &usize| path[*at] != new && !self.checkpoint_leased(place, &path[*at]);
+            let Some(victim) = (0..path.len()).filter(may_go).min_by_key(|at| gap(*at)) else { return };
+            let victim = path[victim].clone();
+            self.remove_checkpoint(place, &victim, gone);
+            self.settle(gone);
+        }
+    }
+
+    /// Plan and commit in one, without ids.
+    pub(crate) fn insert(
+        &mut self,
+        namespace: &str,
+        prompt: &Prompt,
+        bytes_per_token: u64,
+        stamp: u64,
+    ) -> (Inserted, Gone) {
+        let store = Store {
+            namespace: namespace.to_owned(),
+            layout: 0,
+            prompt: prompt.clone(),
+            bytes_per_token,
+            buffers: 1,
+            checkpoint: None,
+            label: 0,
+        };
+        let (expected, gone) = self.plan(&store, stamp);
+        let held =
+            prompt.cut_back(self.tree(&place(&store)).map_or(0, |tree| tree.matched(&prompt.tokens())));
+        let (length, new_tokens) = match expected {
+            Expected::Ready { length, matched, .. } => {
+                if let Some(open) = self.plans.pop() {
+                    self.attach(&open, &mut Gone::default());
+                }
+                (length, length - matched)
+            }
+            Expected::Already | Expected::TooLarge | Expected::Nothing => (held, 0),
+        };
+        (Inserted { length, new_tokens, ..Inserted::default() }, gone)
+    }
+}

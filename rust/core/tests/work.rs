@@ -1,0 +1,61 @@
+//! Counts of work: what must not grow with the number of stored prompts.
+
+use std::time::{Duration, Instant};
+
+use kvcache_core::{Limits, Need, PrefixIndex, Query};
+
+/// Prompts with one beginning of 100 tokens and an end of their own of 20.
+fn index_of(prompts: u32) -> PrefixIndex {
+    let mut index = PrefixIndex::new(Limits { segment_tokens: 16, ..Limits::default() });
+    for prompt in 0..prompts {
+        index.insert("", &Query::tokens(&keys(prompt)), 1, u64::from(prompt)).unwrap();
+    }
+    index
+}
+
+fn keys(prompt: u32) -> Vec<u32> {
+    (0..100).chain((0..20).map(|at| 1_000_000 + prompt * 20 + at)).collect()
+}
+
+fn visited(index: &mut PrefixIndex, keys: &[u32]) -> usize {
+    index.match_prefix("", &Query::tokens(keys), keys.len(), None).unwrap().visited
+}
+
+/// A lookup compares the nodes on its own path: neither the number of stored prompts nor that of
+/// the branches beside it plays a part.
+#[test]
+fn a_lookup_visits_its_own_path_only() {
+    let mut counts = Vec::new();
+    for prompts in [2, 100, 3000] {
+        let mut index = index_of(prompts);
+        let stranger: Vec<u32> = (500_000..500_100).collect();
+        let parting = [&keys(0)[..90], &stranger[..]].concat();
+        counts.push([&keys(1), &parting, &stranger].map(|keys| visited(&mut index, keys)));
+    }
+    // 100 tokens in runs of 16, the last of them cut short by the split, and 20 more.
+    assert_eq!(counts[0], [9, 6, 0]);
+    assert!(counts.iter().all(|count| *count == counts[0]), "{counts:?}");
+}
+
+/// The best of several runs, so that a busy machine does not count.
+fn eviction_time(prompts: u32) -> Duration {
+    const EVICTIONS: u32 = 100;
+    let mut index = index_of(prompts);
+    let mut best = Duration::MAX;
+    for _ in 0..8 {
+        let start = Instant::now();
+        for _ in 0..EVICTIONS {
+            assert_eq!(index.evict(Need { units: 1, ..Need::default() }).units, 1);
+        }
+        best = best.min(start.elapsed() / EVICTIONS);
+    }
+    best
+}
+
+/// Evicting a unit looks at the tail of the list, whatever the length of the list. A scan would
+/// take a hundred times as long in the larger index.
+#[test]
+fn an_eviction_does_not_search() {
+    let (small, large) = (eviction_time(500), eviction_time(50_000));
+    assert!(large < 20 * small.max(Duration::from_micros(1)), "{small:?} and {large:?}");
+}

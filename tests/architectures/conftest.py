@@ -1,0 +1,30 @@
+"""The cold side's logits, computed once in a process that never imports kvcache."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from .cases import built
+
+if TYPE_CHECKING:
+    from .cases import Case
+
+
+@pytest.fixture(scope="session")
+def cold(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    output = tmp_path_factory.mktemp("cold") / "cold.npz"
+    command = [sys.executable, "-W", "error", "-m", "architectures.cold", str(output)]
+    subprocess.run(command, cwd=Path(__file__).parent.parent, check=True)
+    with np.load(output) as found:
+        return dict(found)
+
+
+@pytest.fixture
+def model(case: Case) -> Any:
+    return built(case)

@@ -1,0 +1,222 @@
+"""Stored, evicted around, split, fetched and continued: bit for bit what a straight run gives.
+
+Each test asserts on the way that what it claims to exercise did happen: segments joined, a node
+split, something evicted beside it, windows rotated. A segment holds at most SEGMENT tokens
+(``validate`` checks that), so a longer hit was joined from several.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+from kvcache import KVPrefixCache
+
+from .cases import (
+    BESIDE,
+    BRIEF,
+    CASES,
+    CHUNK,
+    DECODED,
+    OTHER,
+    SHARED,
+    SIBLING,
+    STORED,
+    STRAIGHT,
+    TRUNK,
+    Kinds,
+    chunks,
+    leaves,
+    play,
+    singles,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .cases import Case, Step
+
+SEGMENT = 8
+
+pytestmark = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+@pytest.fixture
+def prefixes() -> Iterator[KVPrefixCache]:
+    with KVPrefixCache(segment_tokens=SEGMENT) as cache:
+        yield cache
+
+
+def same(seen: list[np.ndarray], cold: dict[str, np.ndarray], run: str, first: int) -> None:
+    """Asserts that forward passes of a run, from number ``first``, gave the very same bits."""
+    for number, logits in enumerate(seen, first):
+        expected = cold[f"{run}/{number}"]
+        assert logits.shape == expected.shape
+        assert logits.tobytes() == expected.tobytes(), (
+            f"pass {number} of {run} is off by up to {np.abs(logits - expected).max()}"
+        )
+
+
+def played(case: Case, model: Any, prefixes: KVPrefixCache, caches: list[Any], steps: list[Step]) -> Any:
+    """Plays on a fresh cache or a fetched one, and stores at the end of each chunk."""
+    seen, key = [], []
+    for step in steps:
+        seen += play(case, model, caches, [step])
+        key += step[1]
+        stored = prefixes.store(key, caches)
+        assert (stored.reason, stored.length) == ("stored", len(key))
+        prefixes.validate()
+    return seen
+
+
+def content(prompt_cache: list[Any]) -> list[bytes]:
+    """All that the layers hold, room behind the tokens aside."""
+    found = []
+    for layer in leaves(prompt_cache):
+        span = Kinds.of([layer]).spans
+        for name, value in tree_flatten(vars(layer)):
+            if isinstance(value, mx.array):
+                held = value[..., : layer.offset, :] if span else value
+                found.append(bytes(memoryview(mx.contiguous(held).view(mx.uint8))))
+            else:
+                found.append(f"{name}={value}".encode())
+    return found
+
+
+def grown(prompt_cache: list[Any]) -> bool:
+    """Whether every window dropped its first tokens."""
+    windows = [cache for cache in leaves(prompt_cache) if Kinds.of([cache]).windows]
+    return all(
+        cache.offset > cache.max_size if hasattr(cache, "max_size") else cache.start_position > 0
+        for cache in windows
+    )
+
+
+def test_straight_run(case: Case, model: Any, cold: dict[str, np.ndarray], prefixes: KVPrefixCache) -> None:
+    kinds, run = Kinds.of(case.fresh(model)), f"{case.name}/straight"
+    # Three entries: one beside the trunk, the trunk up to STORED, and a sibling.
+    played(case, model, prefixes, case.fresh(model), [("run", BESIDE)])
+    same(played(case, model, prefixes, case.fresh(model), chunks(TRUNK, 0, STORED)), cold, run, 0)
+    diverge(case, model, cold, prefixes)
+
+    hit = prefixes.fetch(TRUNK[:60])
+    assert (hit.length, hit.matched, hit.reason) == (STORED, STORED, "hit")
+    assert STORED > 2 * SEGMENT
+    assert grown(hit.prompt_cache)
+    before = content(hit.prompt_cache)
+
+    evict_around(prefixes)
+    again = prefixes.fetch(TRUNK[:60])
+    assert content(again.prompt_cache) == before
+
+    # The first one is continued and stored on the way; the second one stands beside it.
+    key, number = TRUNK[:STORED], STORED // CHUNK
+    for step in STRAIGHT[number:13]:
+        same(play(case, model, hit.prompt_cache, [step]), cold, run, number)
+        key, number = key + step[1], number + 1
+        if len(key) in (48, 60, 68):
+            assert prefixes.store(key, hit.prompt_cache).length == len(key)
+            prefixes.validate()
+    assert content(again.prompt_cache) == before
+    assert content(prefixes.fetch(TRUNK[: STORED + 1]).prompt_cache) == before
+
+    # A second turn continues from the middle of a rotation.
+    last = prefixes.fetch(TRUNK[:75])
+    assert last.length == 68
+    for cache in leaves(last.prompt_cache):
+        if hasattr(cache, "max_size"):
+            assert 0 < cache._idx < cache.max_size
+    same(play(case, model, last.prompt_cache, STRAIGHT[13:]), cold, run, 13)
+    prefixes.validate()
+
+
+def diverge(case: Case, model: Any, cold: dict[str, np.ndarray], prefixes: KVPrefixCache) -> None:
+    """A sibling that leaves the trunk inside a node: fetched, continued, stored."""
+    spans_only = Kinds.of(case.fresh(model)).spans_only
+    hit = prefixes.fetch(SIBLING[:40])
+    assert hit.matched == SHARED
+    assert hit.length == (SHARED if spans_only else 24)
+    assert hit.checkpoint_at == (None if spans_only else SHARED)
+    run, first = f"{case.name}/sibling", 3 if spans_only else 2
+    same(play(case, model, hit.prompt_cache, [("run", SIBLING[hit.length : 40])]), cold, run, first)
+    nodes = prefixes.stats().nodes
+    stored = prefixes.store(SIBLING[:40], hit.prompt_cache)
+    prefixes.validate()
+    assert (stored.length, stored.new_tokens) == (40, 40 - SHARED)
+    added = -(-stored.new_tokens // SEGMENT)
+    assert prefixes.stats().nodes == nodes + added + 1, "nothing was split"
+    same(play(case, model, hit.prompt_cache, singles(SIBLING, 40, DECODED)), cold, run, first + 1)
+    assert prefixes.peek(SIBLING[:42]).length == 40
+
+
+def evict_around(prefixes: KVPrefixCache) -> None:
+    """Evicts the entry beside the trunk, then the sibling's branch, and nothing of the trunk's."""
+    assert prefixes.peek(BESIDE).length > 0 or prefixes.peek([*BESIDE, 0]).length == len(BESIDE)
+    while prefixes.peek([*BESIDE, 0]).length:
+        assert prefixes.evict(1)
+        prefixes.validate()
+    while prefixes.peek(SIBLING[:42]).length > SHARED:
+        assert prefixes.evict(1)
+        prefixes.validate()
+    assert prefixes.peek(TRUNK[:60]).length == STORED
+
+
+def test_decode_right_after_the_fetch(
+    case: Case, model: Any, cold: dict[str, np.ndarray], prefixes: KVPrefixCache
+) -> None:
+    played(case, model, prefixes, case.fresh(model), chunks(TRUNK, 0, STORED))
+    hit = prefixes.fetch(TRUNK[: STORED + 1])
+    assert hit.length == STORED
+    steps = singles(TRUNK, STORED, 2 * DECODED)
+    same(play(case, model, hit.prompt_cache, steps), cold, f"{case.name}/stepwise", STORED // CHUNK)
+    prefixes.validate()
+
+
+def test_a_checkpoint_serves_less_while_no_window_rotated(
+    case: Case, model: Any, cold: dict[str, np.ndarray], prefixes: KVPrefixCache
+) -> None:
+    kinds = Kinds.of(case.fresh(model))
+    played(case, model, prefixes, case.fresh(model), chunks(TRUNK, 0, CHUNK))
+    hit = prefixes.fetch(OTHER[:21])
+    assert hit.matched == BRIEF
+    if kinds.states:
+        assert (hit.length, hit.reason, hit.checkpoint_at) == (0, "no_checkpoint", BRIEF)
+        return
+    assert (hit.length, hit.checkpoint_at) == (BRIEF, None)
+    steps = [("run", OTHER[BRIEF:21]), *singles(OTHER, 21, DECODED)]
+    same(play(case, model, hit.prompt_cache, steps), cold, f"{case.name}/trimmed", 1)
+    assert grown(hit.prompt_cache)
+    prefixes.validate()
+
+
+def test_a_rotated_window_serves_its_own_length_only(
+    case: Case, model: Any, prefixes: KVPrefixCache
+) -> None:
+    kinds = Kinds.of(case.fresh(model))
+    played(case, model, prefixes, case.fresh(model), chunks(TRUNK, 0, STORED))
+    assert prefixes.peek(TRUNK[:31]).length == (30 if kinds.spans_only else 24)
+    assert prefixes.peek(TRUNK[:15]).length == (14 if kinds.spans_only else CHUNK)
+    assert prefixes.peek(TRUNK[:11]).length == (0 if kinds.states else 10)
+
+
+def test_moved_in_and_out(
+    case: Case, model: Any, cold: dict[str, np.ndarray], prefixes: KVPrefixCache
+) -> None:
+    """``donate`` and ``take`` instead of copies, at the end of each chunk."""
+    caches, key, run = case.fresh(model), [], f"{case.name}/straight"
+    for number, step in enumerate(STRAIGHT):
+        same(play(case, model, caches, [step]), cold, run, number)
+        key = key + step[1]
+        if len(step[1]) == 1 and len(key) % 3:
+            continue
+        assert prefixes.store(key, caches, donate=True).length == len(key)
+        prefixes.validate()
+        hit = prefixes.fetch([*key, 0], take=True)
+        assert hit.length == len(key)
+        prefixes.validate()
+        caches = hit.prompt_cache
+    assert prefixes.nbytes == 0

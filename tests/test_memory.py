@@ -1,0 +1,394 @@
+"""Memory that really comes back: MLX's own counters against the ledger, to the byte."""
+
+from __future__ import annotations
+
+import gc
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import pytest
+
+from kvcache import KVPrefixCache
+from tests.support.layers import KV, Arrays
+from tests.support.memory import active, footprint, peak, peak_from_here
+from tests.support.models import MODELS, SPANS, prompt
+from tests.support.poskv import PosKV, held, nbytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ENDINGS: dict[str, Callable[[KVPrefixCache], Any]] = {
+    "evict": lambda cache: cache.evict(cache.nbytes),
+    "evict some": lambda cache: cache.evict(cache.nbytes // 3),
+    "trim_to": lambda cache: cache.trim_to(tokens=0),
+    "clear": lambda cache: cache.clear(),
+    "drop": lambda cache: cache.drop(""),
+    "close": lambda cache: cache.close(),
+}
+kinds = pytest.mark.parametrize("kind", MODELS)
+
+
+def _stored(model: PosKV, cache: KVPrefixCache, *prompts: list[int]) -> None:
+    for tokens in prompts:
+        assert cache.store(tokens, model.filled(tokens, chunk=5)).reason == "stored"
+
+
+def _knot(*values: Any) -> None:
+    """A reference cycle around the values, out of anyone's reach."""
+    knot: list[Any] = list(values)
+    knot.append(knot)
+
+
+class Counting:
+    """How often the collector and MLX's pool were asked to give back."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.collections = self.clearings = 0
+        collect, clear = gc.collect, mx.clear_cache
+
+        def counted_collect(*arguments: int) -> int:
+            self.collections += 1
+            return collect(*arguments)
+
+        def counted_clear() -> None:
+            self.clearings += 1
+            clear()
+
+        monkeypatch.setattr(gc, "collect", counted_collect)
+        monkeypatch.setattr(mx, "clear_cache", counted_clear)
+
+    def take(self) -> tuple[int, int]:
+        counts = self.collections, self.clearings
+        self.collections = self.clearings = 0
+        return counts
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counting]:
+    yield Counting(monkeypatch)
+    monkeypatch.undo()
+
+
+@kinds
+@pytest.mark.parametrize("length", [5, 8, 30, 300])
+def test_a_store_holds_its_tokens_and_nothing_behind_them(kind: str, length: int) -> None:
+    """Over-allocated steps, rows beyond a window, parents of views: none of it stays."""
+    model, cache = MODELS[kind](), KVPrefixCache(segment_tokens=64)
+    before = active()
+    prompt_cache = model.filled(prompt(length), chunk=max(1, length // 2))
+    assert cache.store(prompt(length), prompt_cache).nbytes == model.nbytes(length)
+    del prompt_cache
+    assert cache.nbytes == model.nbytes(length)
+    assert active() - before == cache.nbytes
+    cache.validate()
+
+
+@kinds
+def test_a_store_keeps_no_lazy_graph(kind: str) -> None:
+    model, cache = MODELS[kind](), KVPrefixCache()
+    before = active()
+    prompt_cache = model.make_cache()
+    model.append(prompt_cache, prompt(40))
+    model.append(prompt_cache, [7])
+    cache.store([*prompt(40), 7], prompt_cache)
+    del prompt_cache
+    assert active() - before == cache.nbytes == model.nbytes(41)
+
+
+def test_a_store_keeps_no_parent_of_a_slice() -> None:
+    model, cache = PosKV(KV()), KVPrefixCache()
+    before = active()
+    prompt_cache = model.filled(prompt(10_000))
+    layer = prompt_cache[0]
+    layer.keys, layer.values, layer.offset = layer.keys[..., :256, :], layer.values[..., :256, :], 256
+    cache.store(prompt(256), prompt_cache)
+    del prompt_cache, layer
+    assert active() - before == cache.nbytes == model.nbytes(256)
+
+
+@kinds
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_what_goes_comes_back_to_the_byte(kind: str, ending: str) -> None:
+    model, cache = MODELS[kind](), KVPrefixCache(segment_tokens=16)
+    _stored(model, cache, prompt(20), prompt(33), prompt(20)[:9] + prompt(9, first=1), prompt(40, first=2))
+    cache.fetch(prompt(34))
+    before, ledger = footprint(), cache.nbytes
+    eviction = ENDINGS[ending](cache)
+    fallen = before - footprint()
+    if eviction is None:
+        assert fallen == ledger
+    else:
+        assert fallen == eviction.freed == eviction.nbytes == ledger - cache.nbytes > 0
+        cache.validate()
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_the_pool_is_given_back_too(ending: str) -> None:
+    """With MLX's pool on, dropped buffers wait there until someone clears it."""
+    mx.set_cache_limit(1 << 30)
+    model, cache = PosKV(KV(), Arrays()), KVPrefixCache()
+    _stored(model, cache, prompt(300), prompt(300, first=1))
+    assert mx.get_cache_memory() > 0
+    ENDINGS[ending](cache)
+    assert mx.get_cache_memory() == 0
+
+
+@kinds
+def test_a_collected_cache_gives_everything_back(kind: str) -> None:
+    """Its memory does not wait for the cycle collector, nor for the pool to be cleared by others."""
+    mx.set_cache_limit(1 << 30)
+    model = MODELS[kind]()
+    before = active()
+    cache = KVPrefixCache()
+    _stored(model, cache, prompt(50), prompt(70))
+    pin = cache.pin(prompt(50))
+    gc.disable()
+    try:
+        del cache
+        assert active() == before
+        assert mx.get_cache_memory() == 0
+    finally:
+        gc.enable()
+    pin.release()
+
+
+@kinds
+@pytest.mark.parametrize("policy", ["always", "auto"])
+def test_a_cycle_around_what_was_handed_out_goes_along(kind: str, policy: Any) -> None:
+    model, cache = MODELS[kind](), KVPrefixCache(gc=policy)
+    _stored(model, cache, prompt(60))
+    gc.disable()  # or it may collect the knot before the eviction does
+    try:
+        hit = cache.fetch([*prompt(60), 1])
+        own = nbytes(hit.prompt_cache)
+        _knot(hit.prompt_cache, *held(hit.prompt_cache))
+        del hit
+        before = footprint()
+        eviction = cache.evict(cache.nbytes)
+    finally:
+        gc.enable()
+    # "auto" finds the ledger's bytes freed without a collection, and leaves the rest to Python.
+    expected = eviction.nbytes + (own if policy == "always" else 0)
+    assert eviction.freed == before - footprint() == expected
+
+
+@kinds
+def test_a_cycle_around_what_was_donated_goes_along(kind: str) -> None:
+    model, cache = MODELS[kind](), KVPrefixCache()
+    gc.disable()
+    try:
+        base = active()
+        prompt_cache = model.filled(prompt(60))
+        _knot(prompt_cache, *held(prompt_cache))
+        cache.store(prompt(60), prompt_cache, donate=True)
+        del prompt_cache
+        own = active() - base - cache.nbytes
+        assert own > 0
+        before = footprint()
+        eviction = cache.evict(cache.nbytes)
+    finally:
+        gc.enable()
+    assert eviction.freed == before - footprint() == eviction.nbytes + own
+    assert active() == base
+
+
+@pytest.mark.parametrize("policy", ["always", "auto"])
+def test_a_cycle_around_the_stored_arrays_themselves(policy: Any) -> None:
+    model, cache = PosKV(KV()), KVPrefixCache(gc=policy)
+    base = active()
+    _stored(model, cache, prompt(60))
+    gc.disable()
+    try:
+        _knot(*(array for segment in cache._state.segments._segments.values() for array in segment))
+        eviction = cache.evict(1)
+    finally:
+        gc.enable()
+    assert eviction.freed == eviction.nbytes == model.nbytes(60)
+    assert active() == base
+
+
+def test_a_hidden_reference_shows() -> None:
+    model, cache = PosKV(KV(), KV()), KVPrefixCache()
+    _stored(model, cache, prompt(60))
+    hidden = next(iter(cache._state.segments._segments.values()))[0]
+    eviction = cache.evict(1)
+    assert eviction.freed == eviction.nbytes - hidden.nbytes < eviction.nbytes
+
+
+def test_auto_collects_only_where_dropping_was_not_enough(counting: Counting) -> None:
+    model, cache = PosKV(KV()), KVPrefixCache(gc="auto")
+    _stored(model, cache, prompt(60), prompt(60, first=1))
+    cache.evict(1)
+    assert counting.take() == (0, 1)
+    _knot(*(array for segment in cache._state.segments._segments.values() for array in segment))
+    cache.evict(1)
+    assert counting.take() == (1, 1)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_each_cycle_reclaims_once(ending: str, counting: Counting) -> None:
+    model, cache = PosKV(KV(), Arrays()), KVPrefixCache()
+    _stored(model, cache, *(prompt(30, first=at) for at in range(6)))
+    counting.take()
+    eviction = ENDINGS[ending](cache)
+    assert counting.take() == (1, 1)
+    assert eviction is None or eviction.cycles == 1
+
+
+def test_each_cycle_of_other_calls_reclaims_once(counting: Counting) -> None:
+    now = 0.0
+    model = PosKV(KV())
+    cache = KVPrefixCache(max_bytes=model.nbytes(100), clock=lambda: now)
+    _stored(model, cache, *(prompt(25, first=at) for at in range(4)))
+    assert counting.take() == (0, 0)
+    assert cache.store(prompt(60, first=9), model.filled(prompt(60, first=9))).evicted.cycles == 1
+    assert counting.take() == (1, 1)
+    assert cache.reserve(model.nbytes(30)).cycles == 1
+    assert counting.take() == (1, 1)
+    now = 50.0
+    assert cache.evict_idle(10).cycles == 1
+    assert counting.take() == (1, 1)
+    assert len(cache) == 0
+
+
+def test_nothing_evicted_reclaims_nothing(counting: Counting) -> None:
+    model, cache = PosKV(KV()), KVPrefixCache(max_bytes="1MB")
+    _stored(model, cache, prompt(30))
+    cache.fetch(prompt(31))
+    counting.take()
+    with cache.pin(prompt(30)):
+        calls = [cache.evict(0), cache.evict(1), cache.trim_to(tokens=0), cache.reserve(1), cache.evict_idle(0)]
+    calls += [cache.drop("elsewhere"), cache.trim_to(nbytes=cache.nbytes), cache.evict_idle(1e9)]
+    assert not any(calls)
+    assert sum(eviction.cycles for eviction in calls) == 0
+    assert counting.take() == (0, 0)
+
+
+@kinds
+@pytest.mark.parametrize("length", [7, 64, 300])
+@pytest.mark.parametrize("remaining", [1, 256, 257])
+def test_a_fetch_hands_out_its_tokens_and_room_for_the_rest(
+    kind: str, length: int, remaining: int
+) -> None:
+    model, cache = MODELS[kind](), KVPrefixCache(segment_tokens=64)
+    _stored(model, cache, prompt(length))
+    rest = [3] * remaining
+    before = active()
+    hit = cache.fetch(prompt(length) + rest)
+    assert hit.length == length
+    assert active() - before == nbytes(hit.prompt_cache) == model.roomy(length, len(rest))
+    model.check(hit.prompt_cache, prompt(length))
+
+
+@pytest.mark.parametrize("kind", ["kv", "quantized", "list"])
+def test_running_the_rest_copies_nothing(kind: str) -> None:
+    model, cache = MODELS[kind](), KVPrefixCache()
+    _stored(model, cache, prompt(300))
+    rest = [3] * 200
+    hit = cache.fetch(prompt(300) + rest)
+    before = active()
+    model.grow(hit.prompt_cache, rest)
+    assert active() == before
+    model.check(hit.prompt_cache, prompt(300) + rest)
+
+
+def test_a_soak_of_random_requests() -> None:
+    """Every kind of layer in one cache under a tight limit; what is left is the ledger's."""
+    random, segment = Random(5), 32
+    models = {name: make() for name, make in MODELS.items()}
+    largest = max(model.nbytes(200) for model in models.values())
+    limit = 4 * largest
+    cache, base = KVPrefixCache(max_bytes=limit, segment_tokens=segment), active()
+    for _ in range(600):
+        name, model = random.choice(list(models.items()))
+        tokens = prompt(random.randrange(2, 120)) + prompt(random.randrange(1, 80), first=random.randrange(1, 4))
+        take, donate = random.random() < 0.3, random.random() < 0.3
+        peak_from_here()
+        hit = cache.fetch(tokens, namespace=name, take=take)
+        prompt_cache = hit.prompt_cache or model.make_cache()
+        assert peak() - base <= limit + nbytes(prompt_cache)
+        model.grow(prompt_cache, hit.remaining, chunk=random.choice([None, 16]))
+        own = nbytes(prompt_cache)
+        peak_from_here()
+        cache.store(tokens, prompt_cache, namespace=name, donate=donate)
+        assert peak() - base <= limit + own + model.nbytes(segment)
+        del hit, prompt_cache
+        assert active() - base == cache.nbytes <= limit
+        cache.validate()
+    assert cache.stats().evictions > 100
+
+
+@kinds
+@pytest.mark.parametrize("donate", [False, True])
+def test_growing_turns_peak_at_limit_and_one_request(kind: str, donate: bool) -> None:
+    model, segment = MODELS[kind](), 16
+    limit = model.nbytes(160) + 6 * (model.nbytes(16) - model.nbytes(15)) * segment
+    cache = KVPrefixCache(max_bytes=limit, segment_tokens=segment)
+    base = active()
+    for turn in range(1, 40):
+        tokens = prompt(3, first=turn % 4) + prompt(4 * turn)
+        prompt_cache = model.filled(tokens)
+        own = active() - base - cache.nbytes
+        peak_from_here()
+        cache.store(tokens, prompt_cache, donate=donate)
+        assert peak() - base <= limit + own + model.nbytes(segment)
+        del prompt_cache
+        assert active() - base == cache.nbytes <= limit
+
+
+@pytest.mark.parametrize("kind", ["concatenate", "kv", "arrays", "opaque", "list-state", "state-only", "all"])
+def test_take_peaks_at_one_context_and_one_layer(kind: str) -> None:
+    layers = MODELS[kind]().layers
+    model, length = PosKV(*layers, *MODELS[kind]().layers), 2000
+    cache, base = KVPrefixCache(), active()
+    _stored(model, cache, prompt(length))
+    largest = max(nbytes([layer]) for layer in model.filled([*prompt(length), 1]))
+    peak_from_here()
+    hit = cache.fetch([*prompt(length), 1], take=True)
+    reached = peak() - base
+    model.check(hit.prompt_cache, prompt(length))
+    assert reached <= nbytes(hit.prompt_cache) + largest
+    assert cache.nbytes == 0
+    assert active() - base == nbytes(hit.prompt_cache)
+    cache.store(prompt(length), hit.prompt_cache, donate=True)
+    model.check(cache.fetch([*prompt(length), 1]).prompt_cache, prompt(length))
+
+
+@pytest.mark.parametrize("kind", ["concatenate", "kv", "arrays", "list-state", "state-only", "rotating"])
+def test_donate_peaks_at_one_context_and_one_layer(kind: str) -> None:
+    layers = MODELS[kind]().layers
+    model, length = PosKV(*layers, *MODELS[kind]().layers), 2000
+    cache, base = KVPrefixCache(), active()
+    prompt_cache = model.filled(prompt(length))
+    own = nbytes(prompt_cache)
+    largest = max(nbytes([layer]) for layer in prompt_cache)
+    peak_from_here()
+    assert cache.store(prompt(length), prompt_cache, donate=True).reason == "stored"
+    assert peak() - base <= own + largest
+    assert nbytes(prompt_cache) == 0
+    assert active() - base == cache.nbytes == model.nbytes(length)
+
+
+def test_take_leaves_a_shared_prefix() -> None:
+    model, cache = PosKV(KV()), KVPrefixCache(segment_tokens=16)
+    one, two = prompt(32) + prompt(32, first=1), prompt(32) + prompt(32, first=2)
+    _stored(model, cache, one, two)
+    hit = cache.fetch([*one, 1], take=True)
+    model.check(hit.prompt_cache, one)
+    assert cache.ntokens == 64
+    assert cache.peek([*two, 1]).length == 64
+    assert cache.peek([*one, 1]).length == 32
+    cache.store(one, hit.prompt_cache)
+    assert cache.ntokens == 96
+
+
+@pytest.mark.parametrize("kind", SPANS)
+def test_half_of_a_split_goes_alone(kind: str) -> None:
+    """REPORTS 16: both halves as views of the first value would free nothing."""
+    model, cache = MODELS[kind](), KVPrefixCache()
+    _stored(model, cache, prompt(100), prompt(50) + prompt(1, first=1))
+    eviction = cache.evict(1)
+    assert eviction.tokens == 50
+    assert eviction.freed == model.nbytes(50)
+    assert cache.ntokens == 51
