@@ -46,7 +46,9 @@ def _fill(cache: KVPrefixCache, model: PosKV, entries: int, length: int) -> None
 
 
 def _alive(cache: KVPrefixCache, entries: int, length: int) -> list[int]:
-    return [first for first in range(entries) if cache.peek([*prompt(length, first=first), 1]).length == length]
+    return [
+        first for first in range(entries) if cache.peek([*prompt(length, first=first), 1]).length == length
+    ]
 
 
 def _limit(cache: KVPrefixCache, memory_limit: int | None, pressure: PressureSource | None = None) -> None:
@@ -152,9 +154,7 @@ def test_a_parameter_out_of_range(name: str, value: object) -> None:
         (lambda cache: cache.evict_idle("soon"), TypeError),
     ],
 )
-def test_a_bad_argument_changes_nothing(
-    call: Callable[[KVPrefixCache], Any], error: type[Exception]
-) -> None:
+def test_a_bad_argument_changes_nothing(call: Callable[[KVPrefixCache], Any], error: type[Exception]) -> None:
     model, cache = PosKV(KV()), KVPrefixCache()
     _fill(cache, model, 2, 10)
     with pytest.raises(error):
@@ -260,7 +260,9 @@ def test_what_cannot_be_cut_is_refused_and_costs_nothing() -> None:
         (None, {"memory_size": 16 * GIB}, None),
     ],
 )
-def test_memory_limit_in_bytes_or_as_a_fraction(limit: Any, info: dict[str, int], expected: int | None) -> None:
+def test_memory_limit_in_bytes_or_as_a_fraction(
+    limit: Any, info: dict[str, int], expected: int | None
+) -> None:
     """REPORTS 34, with a system of 8 GiB behind a device that tells nothing."""
     assert resolve_memory_limit(limit, info, 8 * GIB) == expected
 
@@ -375,7 +377,17 @@ def test_a_source_below_its_threshold_is_left_alone() -> None:
 
 @pytest.mark.parametrize(
     ("gib", "threshold"),
-    [(8, 0.70), (16, 0.70), (24, 0.70), (32, 0.75), (48, 0.75), (64, 0.80), (96, 0.80), (128, 0.85), (512, 0.85)],
+    [
+        (8, 0.70),
+        (16, 0.70),
+        (24, 0.70),
+        (32, 0.75),
+        (48, 0.75),
+        (64, 0.80),
+        (96, 0.80),
+        (128, 0.85),
+        (512, 0.85),
+    ],
 )
 def test_thresholds_by_machine_size(gib: int, threshold: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ENVIRONMENT, raising=False)
@@ -476,7 +488,10 @@ def test_no_shorter_run_of_the_lru_order_would_do(seed: int) -> None:
     random = Random(seed)
     model = PosKV(KV()) if seed % 2 else PosKV(KV(), Arrays())
     script = [
-        (prompt(random.randrange(0, 30)) + prompt(random.randrange(1, 20), first=random.randrange(1, 6)), random.random())
+        (
+            prompt(random.randrange(0, 30)) + prompt(random.randrange(1, 20), first=random.randrange(1, 6)),
+            random.random(),
+        )
         for _ in range(25)
     ]
 

@@ -258,7 +258,13 @@ def test_nothing_evicted_reclaims_nothing(counting: Counting) -> None:
     cache.fetch(prompt(31))
     counting.take()
     with cache.pin(prompt(30)):
-        calls = [cache.evict(0), cache.evict(1), cache.trim_to(tokens=0), cache.reserve(1), cache.evict_idle(0)]
+        calls = [
+            cache.evict(0),
+            cache.evict(1),
+            cache.trim_to(tokens=0),
+            cache.reserve(1),
+            cache.evict_idle(0),
+        ]
     calls += [cache.drop("elsewhere"), cache.trim_to(nbytes=cache.nbytes), cache.evict_idle(1e9)]
     assert not any(calls)
     assert sum(eviction.cycles for eviction in calls) == 0
@@ -268,9 +274,7 @@ def test_nothing_evicted_reclaims_nothing(counting: Counting) -> None:
 @kinds
 @pytest.mark.parametrize("length", [7, 64, 300])
 @pytest.mark.parametrize("remaining", [1, 256, 257])
-def test_a_fetch_hands_out_its_tokens_and_room_for_the_rest(
-    kind: str, length: int, remaining: int
-) -> None:
+def test_a_fetch_hands_out_its_tokens_and_room_for_the_rest(kind: str, length: int, remaining: int) -> None:
     model, cache = MODELS[kind](), KVPrefixCache(segment_tokens=64)
     _stored(model, cache, prompt(length))
     rest = [3] * remaining
@@ -302,7 +306,9 @@ def test_a_soak_of_random_requests() -> None:
     cache, base = KVPrefixCache(max_bytes=limit, segment_tokens=segment), active()
     for _ in range(600):
         name, model = random.choice(list(models.items()))
-        tokens = prompt(random.randrange(2, 120)) + prompt(random.randrange(1, 80), first=random.randrange(1, 4))
+        tokens = prompt(random.randrange(2, 120)) + prompt(
+            random.randrange(1, 80), first=random.randrange(1, 4)
+        )
         take, donate = random.random() < 0.3, random.random() < 0.3
         peak_from_here()
         hit = cache.fetch(tokens, namespace=name, take=take)

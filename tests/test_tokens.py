@@ -62,7 +62,15 @@ FORMS: dict[str, Callable[[list[int]], Any]] = {
     "numpy read-only": _read_only,
     "numpy unaligned": _unaligned,
 }
-NARROW = {"array h", "array H", "numpy int16", "numpy uint16", "mlx int16", "mlx uint16", "numpy scalars, unsigned"}
+NARROW = {
+    "array h",
+    "array H",
+    "numpy int16",
+    "numpy uint16",
+    "mlx int16",
+    "mlx uint16",
+    "numpy scalars, unsigned",
+}
 # Known defects of rust/bindings/src/tokens.rs; each mark falls with its repair.
 TO_BE_REPAIRED = {
     "numpy unaligned": "an unaligned buffer raises BufferError",
@@ -75,7 +83,9 @@ TO_BE_REPAIRED = {
 
 def _cases(names: Iterable[str]) -> list[Any]:
     return [
-        pytest.param(name, marks=pytest.mark.xfail(reason=TO_BE_REPAIRED[name])) if name in TO_BE_REPAIRED else name
+        pytest.param(name, marks=pytest.mark.xfail(reason=TO_BE_REPAIRED[name]))
+        if name in TO_BE_REPAIRED
+        else name
         for name in names
     ]
 
@@ -341,7 +351,9 @@ def test_an_array_can_grow_after_every_call(cache: KVPrefixCache, model: PosKV) 
         ("ab", TypeError),
     ],
 )
-def test_bad_spans_change_nothing(spans: Any, error: type[Exception], cache: KVPrefixCache, model: PosKV) -> None:
+def test_bad_spans_change_nothing(
+    spans: Any, error: type[Exception], cache: KVPrefixCache, model: PosKV
+) -> None:
     prompt_cache = model.filled(STORED)
     for call in (
         lambda: cache.fetch(STORED, media=spans),

@@ -21,6 +21,7 @@ from kvcache.errors import (
     ConfigError,
     InternalError,
     KVCacheError,
+    RankError,
     TokenError,
 )
 from kvcache.memory.pressure import PressureSource, SystemMemoryPressure
@@ -47,6 +48,7 @@ __all__ = [
     "Pin",
     "PrefixIndex",
     "PressureSource",
+    "RankError",
     "Session",
     "Stats",
     "Stored",

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import time
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import mlx.core as mx
 import psutil
 
-from kvcache._core import CacheIndex, Tokens
+from kvcache._core import CacheIndex
 from kvcache.errors import ConfigError
-from kvcache.fetching import fetch, hit_of
+from kvcache.fetching import Question, check_namespace, fetch, peek, question
 from kvcache.memory.limits import MemoryLimits, resolve_max_buffers, resolve_memory_limit
 from kvcache.memory.pressure import PressureSource
 from kvcache.memory.reclaim import GcPolicy, check_policy
-from kvcache.pin import Pin
-from kvcache.results import Eviction, Hit, MediaSpan, Stored, media_keys
+from kvcache.pin import Pin, pin
+from kvcache.ranks import Ranks
+from kvcache.reserving import reserve
 from kvcache.session import Session
 from kvcache.sizes import LARGEST, parse_size
 from kvcache.state import State
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
-    from kvcache._core import Dropped
+    from kvcache.results import Eviction, Hit, MediaSpan, Stored
     from kvcache.stats import Stats
 
 
@@ -51,6 +53,9 @@ class KVPrefixCache:
         gc: ``"always"`` collects in every eviction cycle; ``"auto"`` only where dropping the
             references alone did not free what the ledger said.
         clock: Seconds; read at each use, only ``evict_idle`` looks at it.
+        group: The ranks of one model (``mx.distributed.init()``): they reuse the same lengths and
+            evict the same entries. All make the same calls in the same order, each from one
+            thread, and release pins by hand. None: a single process, without any cost.
 
     Raises:
         ConfigError: A parameter that cannot be used.
@@ -67,6 +72,7 @@ class KVPrefixCache:
         max_checkpoints: int = 8,
         gc: GcPolicy = "always",
         clock: Callable[[], float] = time.monotonic,
+        group: mx.distributed.Group | None = None,
     ) -> None:
         if pressure is not None and not isinstance(pressure, PressureSource):
             raise TypeError(f"pressure needs a method excess_bytes(), found {type(pressure).__name__}")
@@ -81,7 +87,7 @@ class KVPrefixCache:
         )
         system = psutil.virtual_memory().total
         limits = MemoryLimits(resolve_memory_limit(memory_limit, info, system), pressure)
-        self._state = State(index, limits, check_policy(gc), clock, max_checkpoints)
+        self._state = State(index, limits, check_policy(gc), clock, max_checkpoints, Ranks(group))
         self._finalizer = weakref.finalize(self, State.abandon, self._state)
         self._finalizer.atexit = False
 
@@ -111,8 +117,7 @@ class KVPrefixCache:
         Complexity: O(len(tokens)) for the match, one copy of the KV; the number of stored prompts
         plays no part.
         """
-        key, spans = Tokens(tokens), _checked(namespace, media)
-        return fetch(self._state, key, tokens, namespace, media, spans, take)
+        return fetch(self._state, partial(question, tokens, namespace, media), take)
 
     def peek(self, tokens: Any, *, namespace: str = "", media: Sequence[MediaSpan] = ()) -> Hit:
         """What :meth:`fetch` would find; copies, touches and counts nothing.
@@ -121,10 +126,7 @@ class KVPrefixCache:
             TokenError: A token id that is out of range.
             TypeError: Tokens of another type.
         """
-        key, spans = Tokens(tokens), _checked(namespace, media)
-        with self._state.guard() as index:
-            found = index.lookup(key, namespace, spans, max(len(key) - 1, 0))
-        return hit_of(found, tokens, namespace, media, None)
+        return peek(self._state, partial(question, tokens, namespace, media))
 
     def store(
         self,
@@ -160,26 +162,25 @@ class KVPrefixCache:
             AllocationError: There is no memory for the copy, not even after an eviction; what was
                 stored before is still there, less what was evicted.
         """
-        key, spans = Tokens(tokens), _checked(namespace, media)
-        if spans and (end := spans[-1][0] + spans[-1][1]) > len(key):
-            raise ConfigError(f"a media span ends at {end}, behind the {len(key)} tokens")
-        return self._store(key, prompt_cache, namespace, spans, length, label, donate)
+        ask = partial(question, tokens, namespace, media)
+        return self._store(ask, prompt_cache, length, label, donate)
 
     def _store(
         self,
-        key: Tokens,
+        ask: Callable[[], Question],
         prompt_cache: Any,
-        namespace: str,
-        spans: list[tuple[int, int, bytes]],
         length: int | None,
         label: str,
         donate: bool,
     ) -> Stored:
-        if length is not None:
-            _whole("length", length)
-        if not isinstance(label, str):
-            raise TypeError(f"label must be a str, found {type(label).__name__}")
-        return Store(self._state, key, namespace, spans, label, donate).run(prompt_cache, length)
+        def checked() -> Question:
+            if length is not None:
+                _whole("length", length)
+            if not isinstance(label, str):
+                raise TypeError(f"label must be a str, found {type(label).__name__}")
+            return ask()
+
+        return Store(self._state, checked, label, donate).run(prompt_cache, length)
 
     def session(
         self,
@@ -219,18 +220,7 @@ class KVPrefixCache:
         Returns:
             What was evicted. Where so much room cannot be made under ``max_bytes``, nothing is.
         """
-        nbytes = parse_size(nbytes, "nbytes")
-        lease = None
-        if protect is not None and protect.length:
-            spans = media_keys(protect.media)
-            with self._state.guard() as index:
-                key = Tokens(protect.tokens)
-                lease = index.acquire(key, protect.namespace, spans, protect.length).lease
-        try:
-            evicted = self._state.cycle(lambda index: index.make_room(nbytes, 0))
-            return evicted + self._state.relieve(nbytes)
-        finally:
-            self._state.release(lease)
+        return reserve(self._state, nbytes, protect)
 
     def evict(self, nbytes: int) -> Eviction:
         """Evicts the shortest run of the LRU order that has ``nbytes``; pinned entries stay.
@@ -238,29 +228,33 @@ class KVPrefixCache:
         When it returns, MLX active + cached memory is lower by that much. ``evict(0)`` does
         nothing.
         """
-        nbytes = parse_size(nbytes, "nbytes")
-        return self._state.evict(nbytes)
+        return self._state.evict(lambda _: (parse_size(nbytes, "nbytes"), 0))
 
     def evict_idle(self, seconds: float) -> Eviction:
         """Evicts what was not used for ``seconds`` by the clock; pinned entries stay."""
-        if not seconds >= 0:
-            raise ConfigError(f"seconds must not be negative, found {seconds}")
-        since = self._state.stamp() - seconds * 1e6
-        if since < 0:
-            return Eviction()
-        return self._state.cycle(lambda index: index.evict_idle(int(since)))
+        state = self._state
+
+        def count() -> int:
+            if not seconds >= 0:
+                raise ConfigError(f"seconds must not be negative, found {seconds}")
+            since = state.stamp() - seconds * 1e6
+            # Clocks differ: the first rank's decides for all.
+            if since < 0 or state.ranks.rank != 0:
+                return 0
+            with state.guard() as index:
+                return index.count_idle(int(since))
+
+        return state.evict_units(state.ranks.most(count))
 
     def trim_to(self, *, nbytes: int | None = None, tokens: int | None = None) -> Eviction:
         """Evicts until at most ``nbytes`` bytes and ``tokens`` tokens are held; pinned entries stay."""
-        most_bytes = None if nbytes is None else parse_size(nbytes, "nbytes")
-        most_tokens = None if tokens is None else _whole("tokens", tokens)
 
-        def plan(index: CacheIndex) -> Dropped:
-            over = 0 if most_bytes is None else max(0, index.nbytes - most_bytes)
-            too_many = 0 if most_tokens is None else max(0, index.ntokens - most_tokens)
-            return index.evict(nbytes=over, tokens=too_many)
+        def over(index: CacheIndex) -> tuple[int, int]:
+            most_bytes = index.nbytes if nbytes is None else parse_size(nbytes, "nbytes")
+            most_tokens = index.ntokens if tokens is None else _whole("tokens", tokens)
+            return max(0, index.nbytes - most_bytes), max(0, index.ntokens - most_tokens)
 
-        return self._state.cycle(plan)
+        return self._state.evict(over)
 
     def pin(self, tokens: Any, *, namespace: str = "", media: Sequence[MediaSpan] = ()) -> Pin:
         """Keeps the longest stored prefix of ``tokens`` from eviction, until released.
@@ -270,21 +264,26 @@ class KVPrefixCache:
             node matched in part is pinned whole; of a hybrid model the deepest usable checkpoint
             with its KV is.
         """
-        key, spans = Tokens(tokens), _checked(namespace, media)
-        with self._state.guard() as index:
-            acquired = index.acquire(key, namespace, spans, len(key))
-        return Pin(self._state, acquired.lease, acquired.found.length)
+        return pin(self._state, partial(question, tokens, namespace, media))
 
     def drop(self, namespace: str) -> Eviction:
         """Drops all of a namespace, pinned or not."""
-        _checked(namespace, ())
-        evicted = self._state.cycle(lambda index: index.drop(namespace))
-        with self._state.guard():
-            self._state.counters.forget(namespace)
+        state = self._state
+        state.ranks.together(partial(self._usable, namespace))
+        evicted = state.cycle(lambda index: index.drop(namespace))
+        with state.guard():
+            state.counters.forget(namespace)
         return evicted
+
+    def _usable(self, namespace: str = "") -> None:
+        """Fails where a call would: before ranks act together."""
+        check_namespace(namespace)
+        with self._state.guard():
+            pass
 
     def clear(self) -> Eviction:
         """Drops everything, pinned or not, and gives MLX's pool back."""
+        self._state.ranks.together(self._usable)
         return self._state.cycle(lambda index: index.clear(), always=True)
 
     def close(self) -> None:
@@ -332,7 +331,7 @@ class KVPrefixCache:
     def stats(self, namespace: str | None = None) -> Stats:
         """Counters and figures, of all or of one namespace."""
         if namespace is not None:
-            _checked(namespace, ())
+            check_namespace(namespace)
         with self._state.guard() as index:
             return self._state.counters.stats(index.stats(namespace), namespace)
 
@@ -346,12 +345,6 @@ class KVPrefixCache:
             index.validate()
             figures = index.stats()
             self._state.segments.check(figures.nbytes, figures.buffers, figures.segments, figures.checkpoints)
-
-
-def _checked(namespace: str, media: Sequence[MediaSpan]) -> list[tuple[int, int, bytes]]:
-    if not isinstance(namespace, str):
-        raise TypeError(f"namespace must be a str, found {type(namespace).__name__}")
-    return media_keys(media)
 
 
 def _whole(name: str, value: int) -> int:

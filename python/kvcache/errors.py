@@ -28,6 +28,10 @@ class InternalError(KVCacheError):
     """A broken invariant: a defect of kvcache, worth a report."""
 
 
+class RankError(KVCacheError):
+    """Another rank of the group failed; nothing was done on this one."""
+
+
 class AllocationError(KVCacheError, MemoryError):
     """Memory for a copy could not be had, not even after an eviction.
 

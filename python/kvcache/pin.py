@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
+from kvcache.fetching import agreed
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
+    from kvcache.fetching import Question
     from kvcache.state import State
 
 
@@ -45,3 +49,17 @@ class Pin:
 
     def __repr__(self) -> str:
         return f"Pin(tokens={self.tokens})"
+
+
+def pin(state: State, ask: Callable[[], Question]) -> Pin:
+    """Leases the longest stored prefix."""
+    if state.ranks.grouped:
+        asked, _, limit, _ = agreed(state, ask, whole=True, need=False)
+        if limit == 0:
+            return Pin(state, None, 0)
+    else:
+        asked = ask()
+        limit = len(asked.key)
+    with state.guard() as index:
+        acquired = index.acquire(asked.key, asked.namespace, asked.spans, limit)
+    return Pin(state, acquired.lease, acquired.found.length)

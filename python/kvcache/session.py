@@ -9,8 +9,8 @@ import mlx.core as mx
 from loguru import logger
 
 from kvcache._core import Tokens
-from kvcache.errors import AllocationError, ConfigError, KVCacheError
-from kvcache.fetching import rest
+from kvcache.errors import AllocationError, ConfigError
+from kvcache.fetching import Question, rest
 from kvcache.layers.base import ImageAdapter, Refusal
 from kvcache.layers.prompt import Prompt, token_bytes
 from kvcache.results import Hit, MediaSpan, Stored, media_keys
@@ -66,6 +66,8 @@ class Session:
     ) -> None:
         self.stored: Stored | None = None
         self._cache = cache
+        self._ranks = cache._state.ranks
+        self._local_spans = self._spans_only = True
         self._tokens = tokens
         self._models = [each for each in (model, draft_model) if each is not None]
         self._namespace = namespace
@@ -86,7 +88,10 @@ class Session:
         cache = self._cache
         self.hit = cache.fetch(self._tokens, namespace=self._namespace, media=self._media, take=self._take)
         self.remaining = self.hit.remaining
-        self.prompt_cache = self.hit.prompt_cache or self._fresh()
+        self.prompt_cache = self._ranks.together(lambda: self.hit.prompt_cache or self._fresh())
+        self._local_spans = _spans_only(self.prompt_cache)
+        # Checkpoints are kept on all ranks where one needs them.
+        self._spans_only = bool(self._ranks.agree(self._local_spans)[0][0])
         self._known = self.hit.length
         self._note(self._known)
         self._reserve()
@@ -125,7 +130,7 @@ class Session:
                 model(chunk, cache=self.prompt_cache[first : first + count])
                 first += count
             self._quantize()
-            mx.eval([layer.state for layer in self.prompt_cache])
+            mx.eval([getattr(layer, "state", ()) for layer in self.prompt_cache])
             self._note(self.hit.length + start + chunk.shape[1])
         self.remaining = rest(self._tokens, at)
         self._checkpoint(at)
@@ -174,35 +179,38 @@ class Session:
 
     def _checkpoint(self, at: int) -> None:
         """Stores a checkpoint if this model needs them. The request goes on without it."""
-        try:
-            prompt = Prompt(self.prompt_cache)
-            if not prompt.spans_only:
-                self._store(self._key.head(at), None)
-        except Refusal:
+        if self._spans_only:
             return
+        try:
+            self._store(self._key.head(at), None)
         except AllocationError as error:
             logger.warning("no checkpoint at token {}: {}", at, error)
 
     def _leave(self, failed: bool) -> None:
+        key = self._key.extended(self._appended)
+        lows, highs = self._ranks.propose(lambda: (self._storable(len(key), failed), not failed), 2)
+        length = lows[0]
+        # Of span layers all hold the smallest length; others stand where they stand, or nowhere.
+        if length > 0 and (self._spans_only or (lows[1] and length == highs[0])):
+            self.stored = self._store(key.head(length), length if self._local_spans else None)
+
+    def _storable(self, tokens: int, failed: bool) -> int:
+        """Tokens that all layers are known to have run, at most ``tokens``; 0 where none is."""
         try:
             prompt = Prompt(self.prompt_cache)
         except Refusal:
-            return
-        key = self._key.extended(self._appended)
-        if prompt.spans_only:
-            # Layers of an interrupted pass are at different offsets: all have run the smallest.
-            length = min([len(key), *(offset for offset in prompt.offsets if offset is not None)])
-            length = min(length, self._known) if failed else length
-            if length > 0:
-                self.stored = self._store(key, length)
-            return
-        if failed:
-            return
+            return 0
         known = {offset for offset in prompt.offsets if offset is not None}
+        if self._spans_only:
+            # Layers of an interrupted pass are at different offsets: all have run the smallest.
+            length = min(tokens, *known) if known else 0
+            return min(length, self._known) if failed else length
+        if failed:
+            return 0
         if not known and not self._moved():
-            known = {self._known}
-        if len(known) == 1 and 0 < (length := known.pop()) <= len(key):
-            self.stored = self._store(key.head(length), None)
+            return self._known
+        length = known.pop() if len(known) == 1 else 0
+        return length if length <= tokens else 0
 
     def _moved(self) -> bool:
         """Whether state layers ran a token that the key does not have."""
@@ -212,9 +220,8 @@ class Session:
         )
 
     def _store(self, key: Tokens, length: int | None) -> Stored:
-        return self._cache._store(
-            key, self.prompt_cache, self._namespace, self._spans, length, "", donate=False
-        )
+        asked = Question(None, self._namespace, self._media, key, self._spans)
+        return self._cache._store(lambda: asked, self.prompt_cache, length, "", donate=False)
 
     def __exit__(
         self,
@@ -224,7 +231,7 @@ class Session:
     ) -> None:
         try:
             self._leave(failed=error is not None)
-        except KVCacheError:
+        except Exception:
             if error is None:
                 raise
             logger.exception("a session that ended with an exception could not store what was computed")
@@ -234,3 +241,11 @@ def _make(model: Any) -> list[Any]:
     from mlx_lm.models.cache import make_prompt_cache
 
     return list(make_prompt_cache(model))
+
+
+def _spans_only(prompt_cache: list[Any]) -> bool:
+    """Whether the layers can be cut at any token. Layers that cannot be stored need no checkpoint."""
+    try:
+        return Prompt(prompt_cache).spans_only
+    except Refusal:
+        return True

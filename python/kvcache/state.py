@@ -7,18 +7,16 @@ pressure source run outside it.
 from __future__ import annotations
 
 import threading
-import traceback
 from collections import deque
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import mlx.core as mx
-from loguru import logger
 
-from kvcache.arrays import is_allocation_failure
-from kvcache.errors import AllocationError, ClosedError, ConfigError
+from kvcache.errors import AllocationError, ClosedError, ConfigError, RankError
+from kvcache.layers.base import Refusal
 from kvcache.memory.reclaim import GcPolicy, reclaim
+from kvcache.pressing import FAILED, SUCCEEDED, Attempt, Relief
 from kvcache.results import Eviction
 from kvcache.segments import SegmentStore
 from kvcache.sizes import format_size
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
     from kvcache.arrays import Array
     from kvcache.layers.layout import Layout
     from kvcache.memory.limits import MemoryLimits
+    from kvcache.ranks import Ranks
 
 T = TypeVar("T")
 
@@ -49,6 +48,7 @@ class State:
         policy: GcPolicy,
         clock: Callable[[], float],
         max_checkpoints: int,
+        ranks: Ranks,
     ) -> None:
         self.lock = threading.Lock()
         self.index = index
@@ -57,6 +57,7 @@ class State:
         self.limits = limits
         self.policy = policy
         self.max_checkpoints = max_checkpoints
+        self.ranks = ranks
         self.closed = False
         self.layouts: dict[int, Layout] = {}
         # Bytes of the last checkpoint stored, by layout: what a session reserves for one.
@@ -82,7 +83,8 @@ class State:
         with self.lock:
             if self.closed:
                 raise ClosedError("this cache is closed; make a new KVPrefixCache")
-            while self.abandoned:
+            # When a collection runs is no rank's to choose, so ranks release pins by hand.
+            while self.abandoned and not self.ranks.grouped:
                 self.segments.remove(self.index.release(self.abandoned.popleft(), 0))
             yield self.index
 
@@ -118,39 +120,60 @@ class State:
             self.counters.evicted(eviction)
         return eviction
 
-    def evict(self, nbytes: int) -> Eviction:
-        """One cycle that evicts the shortest run of the LRU order with ``nbytes``."""
-        return self.cycle(lambda index: index.evict(nbytes=nbytes))
+    def evict(self, need: Callable[[CacheIndex], tuple[int, int]]) -> Eviction:
+        """One cycle that evicts the shortest run of the LRU order with so many bytes and tokens.
 
-    def relieve(self, need: int) -> Eviction:
+        Args:
+            need: (bytes, tokens) that must go; called under the lock, may refuse bad input.
+        """
+        if not self.ranks.grouped:
+
+            def plan(index: CacheIndex) -> Dropped:
+                nbytes, tokens = need(index)
+                return index.evict(nbytes=nbytes, tokens=tokens)
+
+            return self.cycle(plan)
+
+        def count() -> int:
+            with self.guard() as index:
+                nbytes, tokens = need(index)
+                return index.count_units(nbytes=nbytes, tokens=tokens)
+
+        return self.evict_units(self.ranks.most(count))
+
+    def evict_units(self, units: int) -> Eviction:
+        """One cycle that evicts ``units`` of the LRU order."""
+        return self.cycle(lambda index: index.evict(units=units))
+
+    def relieve(self, need: int, units: int | None = None) -> Eviction:
         """Evicts while the measured memory asks for it before ``need`` more bytes.
 
         Stops where eviction cannot cure the pressure: a cycle freed bytes and the source did not
         fall. What is left then stays; so that something is left, pressure beyond all that could go
         is met with one unit first.
+
+        Args:
+            need: Bytes that are about to be allocated.
+            units: What the ranks agreed to begin with; None: not agreed yet.
         """
-        total = Eviction()
-        excess = self.limits.excess(need)
-        while excess > 0:
-            evicted = self.cycle(partial(_relief, excess=excess, first=not total))
-            total += evicted
+        total, relief = Eviction(), Relief(self, need)
+        while True:
+            if units is None:
+                units = self.ranks.most(relief.units)
+            if not units:
+                return total
+            evicted = self.evict_units(units)
             if not evicted:
-                break
-            before, excess = excess, self.limits.excess(need)
-            if excess >= before:
-                logger.warning(
-                    "evicting {} did not lower the memory pressure of {}: it is not this cache's; "
-                    "the rest is kept",
-                    format_size(evicted.nbytes),
-                    format_size(before),
-                )
-                break
-        return total
+                return total
+            total += evicted
+            units = None
 
     def allocating(
         self, action: Callable[[], T], nbytes: int, what: str, *, again: bool
     ) -> tuple[T, Eviction]:
         """Runs array work; after an allocation failure evicts ``nbytes``, reclaims, tries once more.
+
+        It counts only if it succeeds on all ranks.
 
         Args:
             action: The work. It changes nothing before it succeeds, unless ``again`` is False.
@@ -160,28 +183,30 @@ class State:
 
         Raises:
             AllocationError: There is not enough memory, not even after the eviction.
+            RankError: The work failed on another rank.
         """
-        try:
-            return action(), Eviction()
-        except Exception as error:
-            if not is_allocation_failure(error):
-                raise
-            # The frames hold the arrays that were made so far.
-            traceback.clear_frames(error.__traceback__)
-            failure = str(error)
-        evicted = self.evict(max(1, nbytes))
+        attempt = Attempt(action)
+        status = self.ranks.agree(attempt.status)[0][0]
+        if status == SUCCEEDED:
+            return attempt.result(), Eviction()
+        if status == FAILED:
+            attempt.result()
+            raise RankError(f"{what} failed on another rank of the group; see that rank's own error")
+        short = 0 if attempt.status == SUCCEEDED else max(1, nbytes)
+        evicted = self.evict(lambda _: (short, 0))
         if again:
-            mx.clear_cache()
-            try:
-                return action(), evicted
-            except Exception as error:
-                if not is_allocation_failure(error):
-                    raise
-                traceback.clear_frames(error.__traceback__)
-                failure = str(error)
+            if attempt.status != SUCCEEDED:
+                mx.clear_cache()
+                attempt = Attempt(action)
+            status = self.ranks.agree(attempt.status)[0][0]
+            if status == SUCCEEDED:
+                return attempt.result(), evicted
+            if status == FAILED:
+                attempt.result()
         raise AllocationError(
-            f"{what} needs {format_size(nbytes)} that could not be allocated ({failure}); "
-            f"{format_size(evicted.nbytes)} were evicted in the attempt; lower max_bytes or memory_limit",
+            f"{what} needs {format_size(nbytes)} that could not be allocated "
+            f"({attempt.failure or 'on another rank'}); {format_size(evicted.nbytes)} were evicted in the "
+            "attempt; lower max_bytes or memory_limit",
             evicted,
         )
 
@@ -203,13 +228,16 @@ class State:
         self._layout_ids = {layout: number for number, layout in self.layouts.items()}
         self.checkpoint_bytes = {number: self.checkpoint_bytes.get(number, 0) for number in live}
 
-    def mismatch(self, namespace: str, layout: Layout) -> str:
-        """Why a layout cannot be of the model that the namespace holds; under the lock."""
+    def require_match(self, namespace: str, layout: Layout) -> None:
+        """Refuses a layout that cannot be of the model that the namespace holds; under the lock.
+
+        Raises:
+            Refusal: ``layout_mismatch``.
+        """
         for number in self.index.layouts(namespace):
             why = self.layouts[number].mismatch(layout)
             if why:
-                return why
-        return ""
+                raise Refusal("layout_mismatch", f"this cache is of another model: {why}")
 
     def label_id(self, label: str) -> int:
         """The label's number; under the lock."""
@@ -239,11 +267,3 @@ class State:
         self.closed = True
         self.segments.clear()
         mx.clear_cache()
-
-
-def _relief(index: CacheIndex, excess: int, first: bool) -> Dropped:
-    """What a cycle against measured pressure evicts."""
-    figures = index.stats()
-    if first and excess >= figures.nbytes - figures.leased_bytes:
-        return index.evict(units=1)
-    return index.evict(nbytes=excess)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import mlx.core as mx
@@ -21,6 +22,7 @@ from .models import build
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+SEGMENT: Final = 8
 CHUNK: Final = 12
 STORED: Final = 3 * CHUNK
 SHARED: Final = 28  # inside a segment, and after the checkpoint at 24
@@ -130,9 +132,9 @@ def random_tokens(seed: int, count: int) -> list[int]:
 
 
 TRUNK: Final = random_tokens(1, 96)
-SIBLING: Final = TRUNK[:SHARED] + [(TRUNK[SHARED] + 1) % VOCABULARY] + random_tokens(2, 67)
-OTHER: Final = TRUNK[:BRIEF] + [(TRUNK[BRIEF] + 1) % VOCABULARY] + random_tokens(3, 86)
-BESIDE: Final = [(TRUNK[0] + 1) % VOCABULARY] + random_tokens(4, 9)
+SIBLING: Final = [*TRUNK[:SHARED], (TRUNK[SHARED] + 1) % VOCABULARY, *random_tokens(2, 67)]
+OTHER: Final = [*TRUNK[:BRIEF], (TRUNK[BRIEF] + 1) % VOCABULARY, *random_tokens(3, 86)]
+BESIDE: Final = [(TRUNK[0] + 1) % VOCABULARY, *random_tokens(4, 9)]
 
 Step = tuple[Literal["run"], list[int]] | tuple[Literal["trim"], int]
 
@@ -140,7 +142,7 @@ Step = tuple[Literal["run"], list[int]] | tuple[Literal["trim"], int]
 def chunks(tokens: list[int], start: int, end: int) -> list[Step]:
     """Prefill in chunks that end at multiples of CHUNK, the last one at ``end``."""
     edges = [start, *range((start // CHUNK + 1) * CHUNK, end, CHUNK), end]
-    return [("run", tokens[low:high]) for low, high in zip(edges, edges[1:], strict=False)]
+    return [("run", tokens[low:high]) for low, high in pairwise(edges)]
 
 
 def singles(tokens: list[int], start: int, count: int) -> list[Step]:

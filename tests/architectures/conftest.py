@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from .cases import built
+from kvcache import KVPrefixCache
+
+from .cases import SEGMENT, built
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from .cases import Case
 
 
@@ -23,6 +27,12 @@ def cold(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
     subprocess.run(command, cwd=Path(__file__).parent.parent, check=True)
     with np.load(output) as found:
         return dict(found)
+
+
+@pytest.fixture
+def prefixes() -> Iterator[KVPrefixCache]:
+    with KVPrefixCache(segment_tokens=SEGMENT) as cache:
+        yield cache
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -11,7 +12,7 @@ from mlx_lm.generate import stream_generate
 from kvcache import KVPrefixCache
 
 from .cases import BY_NAME, Kinds, chunks, leaves, play, random_tokens
-from .requests import answered
+from .engine import answered
 from .speculative import Numbers
 
 if TYPE_CHECKING:
@@ -81,4 +82,4 @@ def test_reuse_grows_and_nothing_else(case: Case, model: Any, forgotten: int) ->
             assert len(prefixes) <= CHECKPOINTS
             assert stats.nbytes <= len(key) * per_token + CHECKPOINTS * per_checkpoint
     assert reused[0] == 0
-    assert all(later > earlier for earlier, later in zip(reused, reused[1:], strict=False))
+    assert all(later > earlier for earlier, later in pairwise(reused))

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvcache import KVPrefixCache
-
-from .cases import BY_NAME, CHUNK, TRUNK, Kinds, built, chunks, leaves, play
-from .requests import answered, assert_true_to, generate, session
+from .cases import BY_NAME, CHUNK, TRUNK, Kinds, chunks, leaves, play
+from .engine import answered, assert_true_to, generate, session
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from kvcache import KVPrefixCache
 
     from .cases import Case
 
@@ -39,10 +37,8 @@ class Broken(Exception):  # noqa: N818 - it stands for anything that can go wron
     """What a layer raises in these tests."""
 
 
-@pytest.fixture
-def prefixes() -> Iterator[KVPrefixCache]:
-    with KVPrefixCache(segment_tokens=8) as cache:
-        yield cache
+def fail() -> None:
+    raise Broken
 
 
 def break_layer(patch: pytest.MonkeyPatch, model: Any, number: int, passes: int) -> None:
@@ -121,10 +117,10 @@ def test_a_generation_is_broken_off_before_the_token_was_appended(
     try:
         with request:
             for number, token in enumerate(generate(model, request, 8)):
-                if number == appended and how == "break":
-                    break
                 if number == appended:
-                    raise Broken
+                    if how == "break":
+                        break
+                    fail()
                 request.append(token)
                 tokens.append(token)
     except Broken:
@@ -138,9 +134,7 @@ def test_a_generation_is_broken_off_before_the_token_was_appended(
 
 
 @all_kinds
-def test_a_finished_generation_is_stored_to_its_end(
-    case: Case, model: Any, prefixes: KVPrefixCache
-) -> None:
+def test_a_finished_generation_is_stored_to_its_end(case: Case, model: Any, prefixes: KVPrefixCache) -> None:
     """What the refusals above are measured against."""
     tokens = TRUNK[:PROMPT]
     request = answered(prefixes, case, model, tokens, 4)

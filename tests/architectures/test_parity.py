@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from kvcache import KVPrefixCache
-
 from .cases import (
     BESIDE,
     BRIEF,
@@ -23,6 +21,7 @@ from .cases import (
     CHUNK,
     DECODED,
     OTHER,
+    SEGMENT,
     SHARED,
     SIBLING,
     STORED,
@@ -36,19 +35,11 @@ from .cases import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from kvcache import KVPrefixCache
 
     from .cases import Case, Step
 
-SEGMENT = 8
-
 pytestmark = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-
-
-@pytest.fixture
-def prefixes() -> Iterator[KVPrefixCache]:
-    with KVPrefixCache(segment_tokens=SEGMENT) as cache:
-        yield cache
 
 
 def same(seen: list[np.ndarray], cold: dict[str, np.ndarray], run: str, first: int) -> None:
@@ -97,7 +88,7 @@ def grown(prompt_cache: list[Any]) -> bool:
 
 
 def test_straight_run(case: Case, model: Any, cold: dict[str, np.ndarray], prefixes: KVPrefixCache) -> None:
-    kinds, run = Kinds.of(case.fresh(model)), f"{case.name}/straight"
+    run = f"{case.name}/straight"
     # Three entries: one beside the trunk, the trunk up to STORED, and a sibling.
     played(case, model, prefixes, case.fresh(model), [("run", BESIDE)])
     same(played(case, model, prefixes, case.fresh(model), chunks(TRUNK, 0, STORED)), cold, run, 0)
@@ -165,6 +156,13 @@ def evict_around(prefixes: KVPrefixCache) -> None:
     assert prefixes.peek(TRUNK[:60]).length == STORED
 
 
+def test_what_came_before_matters(case: Case, model: Any, cold: dict[str, np.ndarray]) -> None:
+    """Or equal logits would prove nothing."""
+    number = STORED // CHUNK
+    [logits] = play(case, model, case.fresh(model), STRAIGHT[number : number + 1])
+    assert np.abs(logits - cold[f"{case.name}/straight/{number}"]).max() > 0.01
+
+
 def test_decode_right_after_the_fetch(
     case: Case, model: Any, cold: dict[str, np.ndarray], prefixes: KVPrefixCache
 ) -> None:
@@ -193,9 +191,7 @@ def test_a_checkpoint_serves_less_while_no_window_rotated(
     prefixes.validate()
 
 
-def test_a_rotated_window_serves_its_own_length_only(
-    case: Case, model: Any, prefixes: KVPrefixCache
-) -> None:
+def test_a_rotated_window_serves_its_own_length_only(case: Case, model: Any, prefixes: KVPrefixCache) -> None:
     kinds = Kinds.of(case.fresh(model))
     played(case, model, prefixes, case.fresh(model), chunks(TRUNK, 0, STORED))
     assert prefixes.peek(TRUNK[:31]).length == (30 if kinds.spans_only else 24)

@@ -18,21 +18,13 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
 )
 
-from kvcache import KVPrefixCache
-
 from .cases import BY_NAME, CHUNK, TRUNK, built, chunks, leaves, play
 from .models import build
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from kvcache import Stored
-
-
-@pytest.fixture
-def prefixes() -> Iterator[KVPrefixCache]:
-    with KVPrefixCache(segment_tokens=8) as cache:
-        yield cache
+    from kvcache import KVPrefixCache, Stored
 
 
 def filled(cache: Any, tokens: int, *, batch: int = 1, heads: int = 2, width: int = 32) -> Any:

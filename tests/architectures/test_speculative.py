@@ -7,26 +7,18 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import pytest
 
-from kvcache import KVPrefixCache
-
 from .cases import BESIDE, CHUNK, TRUNK
 from .speculative import SAID, Turn, fresh, pair, turn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import numpy as np
+
+    from kvcache import KVPrefixCache
 
 
 @pytest.fixture(scope="module")
 def models() -> tuple[Any, Any]:
     return pair()
-
-
-@pytest.fixture
-def prefixes() -> Iterator[KVPrefixCache]:
-    with KVPrefixCache(segment_tokens=8) as cache:
-        yield cache
 
 
 def same(result: Turn, cold: dict[str, np.ndarray], number: int) -> None:

@@ -6,13 +6,10 @@ use dynamo_kv_router::protocols::{
     KvCacheStoredBlockData, LocalBlockHash, RouterEvent, compute_block_hash_for_seq,
     compute_seq_hash_for_block,
 };
-use kv_index::{
-    ChainBlockMap, ChainIndex, StoredBlock, TenantId, TokenTree, compute_request_content_hashes,
-    request_prefix_hashes,
-};
+use kv_index::{TenantId, TokenTree};
 use kvcache_core::{Limits, Need, PrefixIndex, Query};
 
-/// The page of kv-index, and the block of the block-hashing ones unless they say otherwise.
+/// The page of kv-index; also the smaller block of dynamo.
 pub(crate) const BLOCK: usize = 16;
 
 pub(crate) trait Peer {
@@ -35,10 +32,9 @@ pub(crate) trait Peer {
 
 pub(crate) type Make = fn() -> Box<dyn Peer>;
 
-pub(crate) const PEERS: [(&str, Make); 5] = [
+pub(crate) const PEERS: [(&str, Make); 4] = [
     ("kvcache", || Box::new(Own(PrefixIndex::new(Limits::default()), 0))),
     ("kv-index TokenTree", || Box::new(Pages::default())),
-    ("kv-index ChainIndex, 16", || Box::new(Chain::new())),
     ("dynamo RadixTree, 16", || Box::new(Blocks::new(16))),
     ("dynamo RadixTree, 64", || Box::new(Blocks::new(64))),
 ];
@@ -89,39 +85,6 @@ impl Peer for Pages {
         let held = self.0.tenant_token_size(&self.1);
         self.0.evict_tenant(&self.1, held.saturating_sub(tokens));
         true
-    }
-}
-
-struct Chain {
-    index: ChainIndex,
-    worker: u32,
-    held: ChainBlockMap,
-}
-
-impl Chain {
-    fn new() -> Self {
-        let index = ChainIndex::new();
-        let worker = index.intern_worker(TENANT).expect("one worker fits");
-        Self { index, worker, held: ChainBlockMap::new() }
-    }
-}
-
-impl Peer for Chain {
-    fn insert(&mut self, tokens: &[u32]) {
-        let contents = compute_request_content_hashes(tokens, BLOCK);
-        let sequences = request_prefix_hashes(&contents);
-        let blocks: Vec<StoredBlock> = contents
-            .into_iter()
-            .zip(sequences)
-            .map(|(content_hash, seq_hash)| StoredBlock { seq_hash, content_hash })
-            .collect();
-        self.index.apply_stored(self.worker, &blocks, None, &mut self.held).expect("no parent is asked for");
-    }
-
-    fn lookup(&mut self, tokens: &[u32]) -> usize {
-        let contents = compute_request_content_hashes(tokens, BLOCK);
-        let scores = self.index.find_matches(&contents, false).scores;
-        scores.values().max().map_or(0, |blocks| *blocks as usize * BLOCK)
     }
 }
 

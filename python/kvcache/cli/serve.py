@@ -17,8 +17,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "serve",
         help="mlx-lm's server with this cache",
         usage="kvcache serve --model PATH [--cache-bytes SIZE] [--metrics-port N] [any mlx_lm.server option]",
-        description="Runs mlx_lm.server with this cache in place, on 127.0.0.1 port 8080 unless --host and "
-        "--port say otherwise. GET /metrics (Prometheus) and GET /cache (JSON) tell what the cache does.",
+        description="Runs mlx_lm.server with this cache in place. GET /metrics (Prometheus) and GET /cache "
+        "(JSON) tell what the cache does.",
         epilog="Every option of mlx_lm.server is taken too: `mlx_lm.server --help` lists them. "
         "--prompt-cache-size has no default here.",
         allow_abbrev=False,
@@ -27,11 +27,22 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--model", required=True, metavar="PATH", help="an mlx-lm model folder, or a hub name"
     )
     parser.add_argument(
+        "--host", default="127.0.0.1", help="address to serve on (default: 127.0.0.1, this machine only)"
+    )
+    parser.add_argument("--port", type=_port, default=8080, metavar="N", help="port (default: 8080)")
+    limit = parser.add_mutually_exclusive_group()
+    limit.add_argument(
         "--cache-bytes",
         type=_size,
         metavar="SIZE",
         help="bytes of KV that the cache holds at most, such as 8GB (default: a quarter of the memory "
         "that the device recommends to use)",
+    )
+    limit.add_argument(
+        "--prompt-cache-bytes",
+        type=_mlx_lm_size,
+        metavar="SIZE",
+        help="mlx_lm.server's option: the same limit, in which requests that run in a batch are counted too",
     )
     parser.add_argument(
         "--metrics-port",
@@ -39,7 +50,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="N",
         help="tell /metrics and /cache on this port instead of the server's",
     )
-    parser.set_defaults(run=run, parser=parser, passed_on=[])
+    parser.set_defaults(run=run, passed_on=[])
 
 
 def _size(text: str) -> int:
@@ -50,6 +61,11 @@ def _size(text: str) -> int:
         return parse_size(text, "the size")
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _mlx_lm_size(text: str) -> int:
+    """mlx-lm also writes 4G for 4GB; its own parser meets other texts with a traceback."""
+    return _size(f"{text}B" if text.endswith(("G", "M")) else text)
 
 
 def _port(text: str) -> int:
@@ -68,9 +84,6 @@ def run(args: argparse.Namespace) -> int:
         CliError: A model folder or a port that cannot be used, or a server that could not go on.
         SystemExit: Options that mlx-lm's server refuses; it has printed why.
     """
-    rest: list[str] = args.passed_on
-    if args.cache_bytes is not None and any(option.startswith("--prompt-cache-b") for option in rest):
-        args.parser.error("--cache-bytes and --prompt-cache-bytes are the same limit: say one of them")
     if _is_local(args.model):
         check_folder(Path(args.model))
         # Model and tokenizer are local; transformers would ask a hub about the tokenizer all the same.
@@ -80,14 +93,18 @@ def run(args: argparse.Namespace) -> int:
 
     from kvcache import KVCacheError
     from kvcache.integrations.mlx_lm.patching import installed, replaced
-    from kvcache.integrations.mlx_lm.serving import NO_SIZE, Serving
+    from kvcache.integrations.mlx_lm.serving import NO_SIZE, FreezingModelProvider, Serving
 
     _log_through_logging()
-    arguments = ["kvcache serve", "--model", args.model, "--prompt-cache-size", str(NO_SIZE), *rest]
+    arguments = ["kvcache serve", "--model", args.model, "--host", args.host, "--port", str(args.port)]
+    if args.prompt_cache_bytes is not None:
+        arguments += ["--prompt-cache-bytes", str(args.prompt_cache_bytes)]
+    arguments += ["--prompt-cache-size", str(NO_SIZE), *args.passed_on]
     try:
         with installed(max_size=None, max_bytes=None) as installation:
             serving = Serving(installation, args.cache_bytes, args.metrics_port)
-            with replaced(server, "run", serving.run), replaced(sys, "argv", arguments):
+            names = {"run": serving.run, "ModelProvider": FreezingModelProvider}
+            with replaced(server, **names), replaced(sys, argv=arguments):
                 server.main()  # type: ignore[no-untyped-call] # mlx-lm carries no types
     except KVCacheError as error:
         raise CliError(str(error)) from error

@@ -194,6 +194,11 @@ impl CacheIndex {
         Ok(index.holds(nbytes, 0).then(|| index.over(nbytes, 0).nbytes))
     }
 
+    /// The index in lines of text, without bytes: equal on ranks to which the same was done.
+    fn outline(&self) -> PyResult<Vec<String>> {
+        Ok(lock(&self.0)?.outline())
+    }
+
     fn commit(&self, py: Python<'_>, plan: u64, stamp: u64) -> PyResult<Committed> {
         let committed = lock(&self.0)?.commit(core::PlanId(plan), stamp);
         Committed::new(py, committed.map_err(|error| to_python(&error))?)

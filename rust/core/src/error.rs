@@ -28,7 +28,8 @@ pub enum Error {
         /// Tokens in the query.
         tokens: usize,
     },
-    /// The plan is unknown: committed or aborted before.
+    /// The draft or plan is unknown, since it was ended before; or, where only a draft, it cannot
+    /// be carried out any more: its place, its room or what it stood on is gone.
     UnknownPlan,
 }
 
@@ -49,7 +50,7 @@ impl fmt::Display for Error {
             Self::TooLong { tokens } => {
                 write!(f, "a prompt of {tokens} tokens is longer than the limit of 2147483647")
             }
-            Self::UnknownPlan => f.write_str("this plan was committed or aborted before"),
+            Self::UnknownPlan => f.write_str("this plan was ended before, or cannot be carried out any more"),
         }
     }
 }

@@ -54,12 +54,25 @@ impl<'a> Query<'a> {
 
 /// Checks that `keys`, which begin at `start` in the query, are token ids. O(n), vectorised.
 pub(crate) fn check_tokens(keys: &[u32], start: usize) -> Result<(), Error> {
-    let seen = keys.iter().fold(0, |bits, key| bits | key);
-    if seen & MEDIA_BIT == 0 {
+    if !any_media(keys) {
         return Ok(());
     }
     let at = keys.iter().position(|key| key & MEDIA_BIT != 0).unwrap_or_default();
     Err(Error::InvalidToken { position: start + at, key: keys[at] })
+}
+
+/// Whether any key carries the media bit. O(n), vectorised: sums of many lanes without a branch
+/// take a quarter of the time of a search that stops at the first.
+pub(crate) fn any_media(keys: &[u32]) -> bool {
+    const LANES: usize = 32;
+    let (chunks, rest) = keys.as_chunks::<LANES>();
+    let mut seen = [0; LANES];
+    for chunk in chunks {
+        for (bits, key) in seen.iter_mut().zip(chunk) {
+            *bits |= key;
+        }
+    }
+    seen.iter().chain(rest).fold(0, |bits, key| bits | key) & MEDIA_BIT != 0
 }
 
 /// How many leading keys are equal. O(n): one comparison of all keys where they are equal, else a

@@ -81,6 +81,11 @@ impl Leases {
         });
     }
 
+    /// Whether the lease was neither released nor voided.
+    pub(crate) fn is_live(&self, id: LeaseId) -> bool {
+        self.live.contains_key(&id)
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Lease> {
         self.live.values()
     }

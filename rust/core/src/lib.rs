@@ -28,6 +28,7 @@ mod ledger;
 pub mod lookup;
 mod lru;
 mod media;
+mod outline;
 mod radix;
 mod retention;
 mod stats;

@@ -153,8 +153,7 @@ impl PrefixIndex {
     /// Nothing hangs on the node, and nobody holds it.
     fn exclusive(&self, id: NodeId) -> bool {
         let node = &self.trees.arena[id];
-        let held = node.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.leases > 0);
-        !node.is_root() && node.children.is_empty() && node.leases == 0 && !held
+        !node.is_root() && node.children.is_empty() && node.leases == 0
     }
 
     /// Ends a lease. What it covered becomes the most recently used. Void and released leases are
@@ -172,11 +171,8 @@ impl PrefixIndex {
 
     fn lease_path(&mut self, place: Place) -> LeaseId {
         let id = LeaseId(self.ids.next());
-        // A checkpoint below the match needs its own path; that one covers the match.
-        let node = match place.checkpoint {
-            Some(at) if self.trees.arena[at].end > self.trees.arena[place.node].end => at,
-            _ => place.node,
-        };
+        // A checkpoint is at the match or below it, and its path covers the match.
+        let node = place.checkpoint.unwrap_or(place.node);
         let lease = Lease { tree: place.tree, node, checkpoint: place.checkpoint };
         self.leases.acquire(&mut self.trees, id, lease);
         id
@@ -309,9 +305,7 @@ impl PrefixIndex {
 }
 
 fn miss(query: &Query<'_>, walked: &Walk, usable: usize, limit: usize) -> Reason {
-    let at_media = walked.media
-        || query.cuts.covers(walked.matched)
-        || query.keys.get(walked.matched).is_some_and(|key| key & MEDIA_BIT != 0);
+    let at_media = walked.media || query.keys.get(walked.matched).is_some_and(|key| key & MEDIA_BIT != 0);
     if limit == 0 {
         Reason::TooShort
     } else if usable == 0 && (walked.matched > 0 || at_media) {

@@ -50,12 +50,6 @@ impl Cuts {
     pub(crate) fn starts(&self) -> impl Iterator<Item = usize> + '_ {
         self.0.iter().map(|&(start, _)| start as usize)
     }
-
-    /// Whether the token at `at` stands inside a span.
-    pub(crate) fn covers(&self, at: usize) -> bool {
-        let after = self.0.partition_point(|&(start, _)| start as usize <= at);
-        self.0[..after].last().is_some_and(|&(_, end)| at < end as usize)
-    }
 }
 
 /// Keys with media ids written in, owned. The ids keep their meaning while this lives.
@@ -181,7 +175,6 @@ mod tests {
         let cuts = Cuts(vec![(10, 20), (20, 25)]);
         let moved: Vec<usize> = [9, 10, 11, 19, 20, 21, 24, 25, 30].map(|at| cuts.back(at)).into();
         assert_eq!(moved, [9, 10, 10, 10, 20, 20, 20, 25, 30]);
-        assert!(cuts.covers(10) && cuts.covers(24) && !cuts.covers(9) && !cuts.covers(25));
     }
 
     #[test]

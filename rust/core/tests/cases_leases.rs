@@ -3,7 +3,7 @@
 
 mod common;
 
-use kvcache_core::{Limits, Match, Planned, Taken};
+use kvcache_core::{Dropped, Error, Limits, Match, Need, Planned, Taken};
 
 use common::engine::{Engine, hybrid, limits, run, span};
 use common::index::{Index, Store};
@@ -167,6 +167,87 @@ fn a_store_does_not_evict_its_own_beginning() {
     let (length, evicted) = engine.store(&span("", &run(0, 30)));
     assert_eq!((length, evicted.amount.tokens), (30, 10));
     assert_eq!(engine.get(&run(100, 120)), 10, "the tail of the other went");
+}
+
+/// A draft holds its place between its steps, and promises nothing that there is no room for.
+#[test]
+fn a_draft_promises_what_has_room() {
+    let mut engine = Engine::new(Limits { max_bytes: 30, ..limits() });
+    engine.put(&run(0, 10));
+    engine.put(&run(100, 120));
+    let draft = engine.draft(&span("", &run(0, 25)));
+    assert_eq!((draft.length, draft.length_anew), (25, 0));
+    for impossible in [0, 10, 26] {
+        assert_eq!(engine.index.settle(draft.id, impossible, false), Err(Error::UnknownPlan));
+    }
+    let (need, dropped) = engine.index.settle(draft.id, 25, false).unwrap();
+    assert_eq!((need.nbytes, dropped.is_empty()), (15, true));
+    assert_eq!(engine.index.promise(draft.id), Err(Error::UnknownPlan), "no room yet");
+    assert_eq!(engine.index.count_units(need), 1);
+    assert_eq!(engine.index.evict(need).amount.tokens, 20);
+    let plan = engine.index.promise(draft.id).unwrap();
+    assert!(engine.commit(&plan).0);
+    assert_eq!(engine.index.nbytes(), 25);
+}
+
+/// A draft whose tree was dropped or whose place was changed meanwhile takes nothing from what
+/// stands there now.
+#[test]
+fn a_draft_on_a_changed_tree_cannot_go_on() {
+    let parting = span("", &run(0, 5).then(&run(50, 60)));
+    for anew in [false, true] {
+        let mut engine = Engine::new(limits());
+        engine.put(&run(0, 10));
+        let draft = engine.draft(&parting);
+        engine.index.clear();
+        engine.store(&span("another", &run(0, 10)));
+        engine.put(&run(0, 10));
+        assert_eq!(engine.index.settle(draft.id, 15, anew), Err(Error::UnknownPlan));
+        assert_eq!(engine.index.promise(draft.id), Err(Error::UnknownPlan));
+        assert_eq!(engine.index.abort(draft.id), Ok(Dropped::default()));
+        assert_eq!(engine.index.ntokens(), 20);
+
+        let draft = engine.draft(&parting);
+        engine.put(&run(0, 3).then(&run(70, 80)));
+        assert_eq!(engine.index.settle(draft.id, 15, anew), Err(Error::UnknownPlan));
+        assert_eq!(engine.index.abort(draft.id), Ok(Dropped::default()));
+        assert_eq!(engine.put(&parting.prompt), 15);
+    }
+}
+
+/// The other side of the divergence is given up only while nobody else holds it.
+#[test]
+fn giving_a_branch_up_takes_it_from_nobody() {
+    let mut engine = Engine::new(Limits { max_bytes: 12, ..limits() });
+    engine.put(&run(0, 10));
+    let parting = span("", &run(0, 5).then(&run(50, 57)));
+    let draft = engine.draft(&parting);
+    assert_eq!((draft.length, draft.length_anew), (0, 12));
+    let (lease, ..) = engine.pin(&run(0, 10));
+    assert_eq!(engine.index.settle(draft.id, 12, true), Err(Error::UnknownPlan));
+    engine.release(lease.unwrap());
+    let (need, given_up) = engine.index.settle(draft.id, 12, true).unwrap();
+    assert_eq!((need, given_up.amount.tokens), (Need::default(), 10));
+    engine.index.validate().unwrap();
+    let plan = engine.index.promise(draft.id).unwrap();
+    assert!(engine.commit(&plan).0);
+    assert_eq!(engine.get(&parting.prompt), 11);
+}
+
+/// A hybrid's path that only the draft still holds goes with the branch that it gives up.
+#[test]
+fn giving_up_a_path_that_nothing_else_needs() {
+    let mut engine = Engine::new(Limits { segment_tokens: 4, ..limits() });
+    engine.mark(&run(0, 10));
+    let parting = hybrid("", &run(0, 9).then(&run(50, 57)), false);
+    let draft = engine.draft(&parting);
+    engine.evict_units(1);
+    let (_, given_up) = engine.index.settle(draft.id, 16, true).unwrap();
+    assert_eq!(given_up.amount.tokens, 2);
+    engine.index.validate().unwrap();
+    assert_eq!(engine.index.abort(draft.id).unwrap().amount.tokens, 8);
+    engine.index.validate().unwrap();
+    assert_eq!(engine.index.stats().trees.nodes, 0);
 }
 
 /// KV that only an open plan kept goes when the plan ends without using it.

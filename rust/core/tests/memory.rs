@@ -8,8 +8,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use kvcache_core::{
-    Broken, Committed, Dropped, Error, Inserted, LabelAmount, LayoutId, LeaseId, Limits, Match, Need, PlanId,
-    Planned, PrefixIndex, Query, Scope, Stats, Taken, TreeStats,
+    Broken, Committed, Dropped, Error, Inserted, LabelAmount, LayoutId, LeaseId, Limits, Match, Need,
+    Outcome, Plan, PlanId, Planned, PrefixIndex, Query, Scope, Stats, Taken, TreeStats,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -85,6 +85,26 @@ impl Counted {
 impl Index for Counted {
     fn plan(&mut self, store: &Store, stamp: u64) -> Result<(Planned, Dropped), Error> {
         self.call(|inner| Index::plan(inner, store, stamp))
+    }
+
+    fn draft(&mut self, store: &Store, stamp: u64) -> Result<Outcome, Error> {
+        self.call(|inner| Index::draft(inner, store, stamp))
+    }
+
+    fn settle(&mut self, draft: PlanId, length: usize, anew: bool) -> Result<(Need, Dropped), Error> {
+        self.call(|inner| inner.settle(draft, length, anew))
+    }
+
+    fn promise(&mut self, draft: PlanId) -> Result<Plan, Error> {
+        self.call(|inner| inner.promise(draft))
+    }
+
+    fn count_units(&self, need: Need) -> u64 {
+        self.inner.count_units(need)
+    }
+
+    fn count_idle(&self, stamp: u64) -> u64 {
+        self.inner.count_idle(stamp)
     }
 
     fn commit(&mut self, plan: PlanId, stamp: u64) -> Result<Committed, Error> {

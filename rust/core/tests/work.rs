@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use kvcache_core::{Limits, Need, PrefixIndex, Query};
+use kvcache_core::{LayoutId, Limits, Need, Planned, PrefixIndex, Query, StoreRequest};
 
 /// Prompts with one beginning of 100 tokens and an end of their own of 20.
 fn index_of(prompts: u32) -> PrefixIndex {
@@ -35,6 +35,27 @@ fn a_lookup_visits_its_own_path_only() {
     // 100 tokens in runs of 16, the last of them cut short by the split, and 20 more.
     assert_eq!(counts[0], [9, 6, 0]);
     assert!(counts.iter().all(|count| *count == counts[0]), "{counts:?}");
+}
+
+/// Each layout of the namespace is walked, and each walk counts.
+#[test]
+fn a_lookup_counts_all_layouts() {
+    let mut index = index_of(2);
+    let keys = keys(0);
+    for layout in 1..3 {
+        let request = StoreRequest {
+            namespace: "",
+            layout: LayoutId(layout),
+            query: Query::tokens(&keys[..16 * layout as usize]),
+            bytes_per_token: 1,
+            segment_buffers: 1,
+            checkpoint: None,
+            label: 0,
+        };
+        let Planned::Ready(plan) = index.plan(&request, 0).unwrap().0 else { panic!("no room") };
+        index.commit(plan.id, 0).unwrap();
+    }
+    assert_eq!(visited(&mut index, &keys), 9 + 1 + 2);
 }
 
 /// The best of several runs, so that a busy machine does not count.

@@ -9,7 +9,7 @@ batched path, checkpoints of models that need them, and requests that end its ge
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 def installed(*, max_size: int | None, max_bytes: int | str | None) -> Iterator[Installation]:
     """See :func:`kvcache.integrations.mlx_lm.patch`."""
     installation = Installation(max_size, max_bytes)
-    with ExitStack() as stack:
-        for name, value in installation.names().items():
-            stack.enter_context(replaced(server, name, value))
+    with replaced(server, **installation.names()):
         yield installation
 
 
 @contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """``owner.name`` is ``value`` while the context lasts."""
-    before = getattr(owner, name)
-    setattr(owner, name, value)
+def replaced(owner: Any, **values: Any) -> Iterator[None]:
+    """The owner has other attributes while the context lasts."""
+    before = {name: getattr(owner, name) for name in values}
     try:
+        for name, value in values.items():
+            setattr(owner, name, value)
         yield
     finally:
-        setattr(owner, name, before)
+        for name, value in before.items():
+            setattr(owner, name, value)
 
 
 class Installation:

@@ -9,6 +9,7 @@ behind.
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
 import socket
@@ -106,6 +107,16 @@ class Serving:
         return self.installation.make(None if size == NO_SIZE else size, nbytes)
 
 
+class FreezingModelProvider(server.ModelProvider):
+    """Keeps what a loaded model brings out of later collections: each eviction makes one."""
+
+    def _load(self, *args: Any, **options: Any) -> None:
+        gc.unfreeze()
+        super()._load(*args, **options)
+        gc.collect()
+        gc.freeze()
+
+
 class _Generator(CarefulResponseGenerator):
     """Says so when its thread dies: a server that cannot generate is better ended, and started anew."""
 
@@ -138,8 +149,6 @@ def _bound(host: str, port: int) -> Iterator[ThreadingHTTPServer]:
         family, _, _, _, address = found[0]
         cls = type("Server", (_Server,), {"address_family": family})
         httpd: ThreadingHTTPServer = cls(address, BaseHTTPRequestHandler)
-    except OverflowError as error:
-        raise ServerError(f"A port is a number from 0 to 65535, and {port} is none.") from error
     except OSError as error:
         reason = error.strerror or str(error)
         raise ServerError(f"Port {port} on {host} cannot be used ({reason}); choose another.") from error

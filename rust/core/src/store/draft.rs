@@ -4,7 +4,7 @@ use crate::error::Error;
 use crate::evict::{Dropped, Need};
 use crate::ids::{CheckpointId, LayoutId, LeaseId, NodeId, PlanId, SegmentId, TreeId};
 use crate::index::PrefixIndex;
-use crate::keys::check_tokens;
+use crate::keys::{Query, check_tokens};
 use crate::lease::Lease;
 use crate::media::Cuts;
 use crate::radix::edit::SegmentShape;
@@ -63,10 +63,12 @@ impl PrefixIndex {
             return Ok((Planned::TooLarge, self.abort(id)?));
         }
         let anew = length_anew > length;
-        let (need, given_up) = self.settle(id, length.max(length_anew), anew)?;
-        dropped.extend(given_up);
-        dropped.extend(self.evict(need));
-        Ok((Planned::Ready(self.promise(id)?), dropped))
+        let mut draft = self.drafts.remove(&id).ok_or(Error::UnknownPlan)?;
+        let place = if anew { self.fitting_anew(&draft) } else { None }.unwrap_or(draft.place);
+        dropped.extend(self.move_to(&mut draft, Place { length: length.max(length_anew), ..place }));
+        let cost = self.cost(&draft, &draft.place);
+        dropped.extend(self.evict(self.over(cost.nbytes, cost.buffers)));
+        Ok((Planned::Ready(self.reserve(id, draft)), dropped))
     }
 
     /// Finds a store's place and leases it. O(len(query)).
@@ -152,38 +154,86 @@ impl PrefixIndex {
     /// with that node.
     ///
     /// # Errors
-    /// [`Error::UnknownPlan`].
+    /// [`Error::UnknownPlan`], also where the tree around the place has changed, the node cannot be
+    /// given up any more, or the length is none that can be stored. The draft is left as it is.
     pub fn settle(&mut self, id: PlanId, length: usize, anew: bool) -> Result<(Need, Dropped), Error> {
+        let draft = self.standing(id).ok_or(Error::UnknownPlan)?;
+        let whole = Place { length: draft.keys.len(), ..draft.place };
+        let place = if anew { self.fitting_anew(draft) } else { Some(whole) };
+        let may_be = |place: &Place| match draft.checkpoint {
+            Some(_) => length == place.length,
+            None => place.from < length && length <= place.length && draft.cuts.back(length) == length,
+        };
+        let place = place.filter(may_be).ok_or(Error::UnknownPlan)?;
         let mut draft = self.drafts.remove(&id).ok_or(Error::UnknownPlan)?;
-        let mut dropped = Dropped::default();
-        if anew && let Some(place) = self.fitting_anew(&draft) {
-            let node = draft.place.node;
-            self.unprotect(draft.lease.take(), &mut dropped);
-            draft.place = place;
-            draft.lease = self.protect(draft.tree, &place);
-            self.evict_subtree(node, &mut dropped);
-            if let Some(tree) = draft.tree {
-                self.trees.remove_if_empty(tree);
-            }
-        }
-        draft.place.length = length;
+        let dropped = self.move_to(&mut draft, Place { length, ..place });
         let cost = self.cost(&draft, &draft.place);
         self.drafts.insert(id, draft);
         Ok((self.over(cost.nbytes, cost.buffers), dropped))
     }
 
+    /// The draft, if its lease holds and the tree around its place is what it was.
+    fn standing(&self, id: PlanId) -> Option<&Draft> {
+        let draft = self.drafts.get(&id)?;
+        if draft.lease.is_some_and(|lease| !self.leases.is_live(lease)) {
+            return None;
+        }
+        let Place { from, node, cut, .. } = draft.place;
+        let checkpointed = draft.checkpoint.is_some();
+        let Some(tree) = self.trees.forest.find(&draft.namespace, draft.layout, checkpointed) else {
+            return (from == 0).then_some(draft);
+        };
+        let query = Query { keys: &draft.keys, cuts: &draft.cuts, checked: true };
+        let walked = walk(&self.trees.arena, self.trees.forest.get(tree).root, &query).ok()?;
+        let inside = walked.inside(&self.trees.arena);
+        let same = match cut {
+            Some(at) => walked.node == node && inside == at,
+            None => inside == self.trees.arena[walked.node].len(),
+        };
+        (same && walked.matched == from).then_some(draft)
+    }
+
+    /// Moves a draft to another place. Returns what went with the node that it cut before and does
+    /// not cut now.
+    fn move_to(&mut self, draft: &mut Draft, place: Place) -> Dropped {
+        let mut dropped = Dropped::default();
+        let old = std::mem::replace(&mut draft.place, place);
+        if old.cut.is_some() && place.cut.is_none() {
+            // The new lease first: the old one may be all that keeps the path.
+            let lease = self.protect(draft.tree, &place);
+            let lease = std::mem::replace(&mut draft.lease, lease);
+            self.unprotect(lease, &mut dropped);
+            if let Some(node) = self.trees.arena.get(old.node) {
+                let tree = node.tree;
+                self.evict_subtree(old.node, &mut dropped);
+                self.trees.remove_if_empty(tree);
+            }
+        }
+        dropped
+    }
+
     /// Reserves what was settled, once it has room, and says what to copy.
     ///
     /// # Errors
-    /// [`Error::UnknownPlan`].
+    /// [`Error::UnknownPlan`], also where there is no room, or the tree around the place has
+    /// changed. The draft is left as it is.
     pub fn promise(&mut self, id: PlanId) -> Result<Plan, Error> {
+        let draft = self.standing(id).ok_or(Error::UnknownPlan)?;
+        let cost = self.cost(draft, &draft.place);
+        if self.over(cost.nbytes, cost.buffers) != Need::default() {
+            return Err(Error::UnknownPlan);
+        }
         let draft = self.drafts.remove(&id).ok_or(Error::UnknownPlan)?;
+        Ok(self.reserve(id, draft))
+    }
+
+    fn reserve(&mut self, id: PlanId, draft: Draft) -> Plan {
         let reserved = self.cost(&draft, &draft.place);
         debug_assert_eq!(self.over(reserved.nbytes, reserved.buffers), Need::default());
         self.trees.ledger.reserve(reserved);
         let plan = self.draw_up(id, &draft);
         self.plans.insert(id, Pending { draft, reserved, plan: plan.clone() });
-        Ok(plan)
+        plan
     }
 
     fn draw_up(&mut self, id: PlanId, draft: &Draft) -> Plan {

@@ -9,11 +9,12 @@ use std::collections::{HashMap, HashSet};
 use std::fmt::Debug;
 
 use kvcache_core::{
-    CheckpointId, Dropped, Error, Inserted, LeaseId, Limits, Match, Plan, Planned, Scope, SegmentId,
+    CheckpointId, CheckpointSpec, Dropped, Error, Inserted, LeaseId, Limits, Match, Need, Outcome as Stage,
+    Plan, PlanId, Planned, Scope, SegmentId,
 };
 
 use super::index::{Index, Store};
-use super::operations::{BARE, Operation, Script};
+use super::operations::{Asked, BARE, Operation, Request, Script};
 use super::oracle::{Expected, Oracle};
 use super::prompt::{Part, Prompt};
 
@@ -46,6 +47,9 @@ pub(crate) struct Driver<I> {
     oracle: Oracle,
     limits: Limits,
     clock: u64,
+    /// All stores, also those that came to nothing.
+    stored: Vec<Store>,
+    drafts: Vec<(PlanId, Store)>,
     open: Vec<Open>,
     ended: Vec<Plan>,
     leases: Vec<LeaseId>,
@@ -85,6 +89,8 @@ impl<I: Index> Driver<I> {
             oracle: Oracle::new(limits),
             limits,
             clock: 1,
+            stored: Vec::new(),
+            drafts: Vec::new(),
             open: Vec::new(),
             ended: Vec::new(),
             leases: Vec::new(),
@@ -97,21 +103,34 @@ impl<I: Index> Driver<I> {
 
     fn apply(&mut self, operation: &Operation) -> Outcome {
         match operation {
-            Operation::Store(store) => {
-                let planned = self.plan(store)?;
+            Operation::Store(request) => {
+                let planned = self.plan(&self.requested(request))?;
                 self.settled()?;
                 if planned {
                     self.commit(self.open.len() - 1)?;
                 }
             }
-            Operation::Plan(store) => {
-                self.plan(store)?;
+            Operation::Plan(request) => {
+                self.plan(&self.requested(request))?;
+            }
+            Operation::Draft(request) => self.draft(&self.requested(request))?,
+            Operation::Settle { which, short, anew, evict } if !self.drafts.is_empty() => {
+                self.settle(which % self.drafts.len(), *short, *anew, *evict)?;
+            }
+            Operation::Promise(which) if !self.drafts.is_empty() => {
+                self.promise(which % self.drafts.len())?;
+            }
+            Operation::AbortDraft(which) if !self.drafts.is_empty() => {
+                let (id, _) = self.drafts.remove(which % self.drafts.len());
+                self.abort(id)?;
             }
             Operation::Commit { which, ended: false } if !self.open.is_empty() => {
                 self.commit(which % self.open.len())?;
             }
             Operation::Abort { which, ended: false } if !self.open.is_empty() => {
-                self.abort(which % self.open.len())?;
+                let Open { plan, .. } = self.open.remove(which % self.open.len());
+                self.abort(plan.id)?;
+                self.ended.push(plan);
             }
             Operation::Commit { which, ended: true } if !self.ended.is_empty() => {
                 let id = self.ended[which % self.ended.len()].id;
@@ -122,11 +141,18 @@ impl<I: Index> Driver<I> {
                 same("abort", &self.index.abort(id), &Err(Error::UnknownPlan))?;
             }
             Operation::Insert { prompt, bytes_per_token } => self.insert(prompt, *bytes_per_token)?,
-            Operation::Lookup { namespace, prompt, short, touch } => {
-                self.lookup(namespace, prompt, *short, touch.then_some(self.clock))?;
+            Operation::Lookup { asked, short, touch } => {
+                let (namespace, prompt) = self.asked(asked);
+                self.lookup(&namespace, &prompt, *short, touch.then_some(self.clock))?;
             }
-            Operation::Acquire { namespace, prompt, short } => self.acquire(namespace, prompt, *short)?,
-            Operation::Take { namespace, prompt, short } => self.take(namespace, prompt, *short)?,
+            Operation::Acquire { asked, short } => {
+                let (namespace, prompt) = self.asked(asked);
+                self.acquire(&namespace, &prompt, *short)?;
+            }
+            Operation::Take { asked, short } => {
+                let (namespace, prompt) = self.asked(asked);
+                self.take(&namespace, &prompt, *short)?;
+            }
             Operation::Release { which, ended: false } if !self.leases.is_empty() => {
                 let lease = self.leases.remove(which % self.leases.len());
                 self.released.push(lease);
@@ -135,15 +161,19 @@ impl<I: Index> Driver<I> {
             Operation::Release { which, ended: true } if !self.released.is_empty() => {
                 self.release(self.released[which % self.released.len()])?;
             }
-            Operation::Commit { .. } | Operation::Abort { .. } | Operation::Release { .. } => {}
+            Operation::Settle { .. }
+            | Operation::Promise(_)
+            | Operation::AbortDraft(_)
+            | Operation::Commit { .. }
+            | Operation::Abort { .. }
+            | Operation::Release { .. } => {}
             Operation::Evict(need) => {
-                let gone = self.oracle.evict(need);
-                let found = self.index.evict(*need);
-                self.dropped("evict", found, gone)?;
+                self.evict(*need)?;
             }
             Operation::EvictIdle(age) => {
                 let stamp = self.oracle.stamp().saturating_sub(*age);
                 let gone = self.oracle.evict_idle(stamp);
+                same("count_idle", &self.index.count_idle(stamp), &gone.units)?;
                 let found = self.index.evict_idle(stamp);
                 self.dropped("evict_idle", found, gone)?;
             }
@@ -168,21 +198,37 @@ impl<I: Index> Driver<I> {
         self.settled()
     }
 
+    /// What an operation stores: itself, or a continuation of one of the latest stores.
+    fn requested(&self, request: &Request) -> Store {
+        let Request { after, store } = request;
+        let Some(before) = self.latest(*after) else { return store.clone() };
+        let spec = CheckpointSpec { nbytes: 2, buffers: 1, trimmable: true };
+        let checkpoint = before.checkpoint.map(|_| store.checkpoint.unwrap_or(spec));
+        Store { prompt: before.prompt.then(&store.prompt), checkpoint, label: store.label, ..before.clone() }
+    }
+
+    fn asked(&self, asked: &Asked) -> (String, Prompt) {
+        let Asked { after, namespace, prompt } = asked;
+        match self.latest(*after) {
+            Some(before) => (before.namespace.clone(), before.prompt.then(prompt)),
+            None => (namespace.clone(), prompt.clone()),
+        }
+    }
+
+    fn latest(&self, after: Option<usize>) -> Option<&Store> {
+        self.stored.iter().rev().nth(after?).filter(|store| store.prompt.len() < 30)
+    }
+
     fn give(&mut self, id: u64) -> Outcome {
         if self.given.insert(id) { Ok(()) } else { Err(format!("id {id} was given out before")) }
     }
 
     fn plan(&mut self, store: &Store) -> Result<bool, String> {
+        self.stored.push(store.clone());
         let (expected, gone) = self.oracle.plan(store, self.clock);
         let (planned, evicted) = valid("plan", self.index.plan(store, self.clock))?;
         let found = match &planned {
-            Planned::Ready(plan) => Expected::Ready {
-                length: plan.length,
-                matched: plan.matched,
-                segments: plan.segments.iter().map(|segment| (segment.start, segment.end)).collect(),
-                split: plan.split.map(|split| (Some(split.old), split.at)),
-                checkpoint: plan.checkpoint.is_some(),
-            },
+            Planned::Ready(plan) => ready(plan),
             Planned::Already => Expected::Already,
             Planned::TooLarge => Expected::TooLarge,
             Planned::InsideMedia => Expected::Nothing,
@@ -190,15 +236,58 @@ impl<I: Index> Driver<I> {
         same("plan", &found, &expected)?;
         self.dropped("plan's eviction", evicted, gone)?;
         let Planned::Ready(plan) = planned else { return Ok(false) };
+        self.give(plan.id.0)?;
+        self.opened(plan, store)?;
+        Ok(true)
+    }
+
+    fn opened(&mut self, plan: Plan, store: &Store) -> Outcome {
         let halves = plan.split.iter().flat_map(|split| [split.upper.0, split.lower.0]);
         let segments = plan.segments.iter().map(|segment| segment.id.0);
         let checkpoint = plan.checkpoint.iter().map(|id| id.0);
-        let ids: Vec<u64> = halves.chain(segments).chain(checkpoint).chain([plan.id.0]).collect();
+        let ids: Vec<u64> = halves.chain(segments).chain(checkpoint).collect();
         ids.into_iter().try_for_each(|id| self.give(id))?;
         self.oracle.opened(&plan);
         let copies = self.copies(&plan, store);
         self.open.push(Open { plan, store: store.clone(), copies });
-        Ok(true)
+        Ok(())
+    }
+
+    fn draft(&mut self, store: &Store) -> Outcome {
+        self.stored.push(store.clone());
+        let expected = self.oracle.draft(store, self.clock);
+        let found = match valid("draft", self.index.draft(store, self.clock))? {
+            Stage::Open(drafted) => {
+                self.give(drafted.id.0)?;
+                self.oracle.drafted(drafted.id);
+                self.drafts.push((drafted.id, store.clone()));
+                Ok((drafted.length, drafted.length_anew))
+            }
+            Stage::Already => Err(Expected::Already),
+            Stage::InsideMedia => Err(Expected::Nothing),
+        };
+        same("draft", &found, &expected)
+    }
+
+    fn settle(&mut self, at: usize, short: usize, anew: bool, evict: bool) -> Outcome {
+        let (id, length) = (self.drafts[at].0, self.drafts[at].1.prompt.len().saturating_sub(short));
+        let expected = self.oracle.settle(id, length, anew);
+        let found = self.index.settle(id, length, anew).ok();
+        let over = found.as_ref().map(|(need, _)| [need.nbytes, need.buffers]);
+        same("settle", &over, &expected.as_ref().map(|(over, _)| *over))?;
+        let (Some((need, found)), Some((_, gone))) = (found, expected) else { return Ok(()) };
+        self.dropped("settle", found, gone)?;
+        if evict { self.evict(need) } else { Ok(()) }
+    }
+
+    fn promise(&mut self, at: usize) -> Outcome {
+        let id = self.drafts[at].0;
+        let expected = self.oracle.promise(id);
+        let plan = self.index.promise(id).ok();
+        same("promise", &plan.as_ref().map(ready), &expected)?;
+        let Some(plan) = plan else { return Ok(()) };
+        let (_, store) = self.drafts.remove(at);
+        self.opened(plan, &store)
     }
 
     fn commit(&mut self, at: usize) -> Outcome {
@@ -230,12 +319,20 @@ impl<I: Index> Driver<I> {
         segments.chain(halves).collect()
     }
 
-    fn abort(&mut self, at: usize) -> Outcome {
-        let Open { plan, .. } = self.open.remove(at);
-        let gone = self.oracle.abort(plan.id).unwrap_or_default();
-        let found = valid("abort", self.index.abort(plan.id))?;
-        self.ended.push(plan);
+    fn abort(&mut self, id: PlanId) -> Outcome {
+        let gone = self.oracle.abort(id).unwrap_or_default();
+        let found = valid("abort", self.index.abort(id))?;
         self.dropped("abort", found, gone)
+    }
+
+    fn evict(&mut self, need: Need) -> Outcome {
+        let counted = self.index.count_units(need);
+        let gone = self.oracle.evict(&need);
+        if need.sequences == 0 {
+            same("count_units", &counted, &gone.units)?;
+        }
+        let found = self.index.evict(need);
+        self.dropped("evict", found, gone)
     }
 
     fn insert(&mut self, prompt: &Prompt, each: u64) -> Outcome {
@@ -308,4 +405,15 @@ impl<I: Index> Driver<I> {
 
 fn matched(found: &Match, expected: &Match) -> Outcome {
     same("match", &Match { visited: 0, ..*found }, expected)
+}
+
+/// A plan without its ids.
+fn ready(plan: &Plan) -> Expected {
+    Expected::Ready {
+        length: plan.length,
+        matched: plan.matched,
+        segments: plan.segments.iter().map(|segment| (segment.start, segment.end)).collect(),
+        split: plan.split.map(|split| (Some(split.old), split.at)),
+        checkpoint: plan.checkpoint.is_some(),
+    }
 }

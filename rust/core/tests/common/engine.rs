@@ -1,7 +1,8 @@
 //! An engine in small, for the named cases: stores, fetches, and a clock.
 
 use kvcache_core::{
-    CheckpointId, CheckpointSpec, Dropped, LeaseId, Limits, Match, Need, Plan, Planned, PrefixIndex,
+    CheckpointId, CheckpointSpec, Drafted, Dropped, LeaseId, Limits, Match, Need, Outcome, Plan, Planned,
+    PrefixIndex,
 };
 
 use super::index::{Index, Store};
@@ -55,6 +56,15 @@ impl Engine {
         let result = Index::plan(&mut self.index, store, stamp).unwrap();
         self.index.validate().unwrap();
         result
+    }
+
+    /// A draft of what is not held yet.
+    pub(crate) fn draft(&mut self, store: &Store) -> Drafted {
+        let stamp = self.tick();
+        match Index::draft(&mut self.index, store, stamp).unwrap() {
+            Outcome::Open(drafted) => drafted,
+            other => panic!("{other:?} for {store:?}"),
+        }
     }
 
     /// A plan that has room.

@@ -4,8 +4,8 @@
 //! it: what catches it is the comparison with the oracle.
 
 use kvcache_core::{
-    Broken, Committed, Dropped, Error, Inserted, LabelAmount, LayoutId, LeaseId, Limits, Match, Need, PlanId,
-    Planned, PrefixIndex, Scope, SegmentId, Stats, Taken, TreeStats,
+    Broken, Committed, Dropped, Error, Inserted, LabelAmount, LayoutId, LeaseId, Limits, Match, Need,
+    Outcome, Plan, PlanId, Planned, PrefixIndex, Scope, SegmentId, Stats, Taken, TreeStats,
 };
 
 use super::index::{Index, Store};
@@ -52,6 +52,8 @@ faults! {
     KeepsWhatAnAbortReserved,
     CommitsWhatIsStale,
     CountsUnderOneLabel,
+    CountsAUnitTooFew,
+    PromisesWithoutRoom,
 }
 
 use Fault as F;
@@ -145,6 +147,32 @@ impl Index for Faulty {
         }
         (self.last, self.stamp) = (Some(store), stamp);
         Ok((planned, self.tampered(evicted)))
+    }
+
+    fn draft(&mut self, store: &Store, stamp: u64) -> Result<Outcome, Error> {
+        Index::draft(&mut self.inner, store, stamp)
+    }
+
+    fn settle(&mut self, draft: PlanId, length: usize, anew: bool) -> Result<(Need, Dropped), Error> {
+        self.inner.settle(draft, length, anew)
+    }
+
+    fn promise(&mut self, draft: PlanId) -> Result<Plan, Error> {
+        let plan = self.inner.promise(draft);
+        if self.fault == F::PromisesWithoutRoom && plan.is_err() {
+            self.inner.evict(all());
+            return self.inner.promise(draft);
+        }
+        plan
+    }
+
+    fn count_units(&self, need: Need) -> u64 {
+        let fewer = u64::from(self.fault == F::CountsAUnitTooFew);
+        self.inner.count_units(need).saturating_sub(fewer)
+    }
+
+    fn count_idle(&self, stamp: u64) -> u64 {
+        self.inner.count_idle(stamp)
     }
 
     fn commit(&mut self, plan: PlanId, stamp: u64) -> Result<Committed, Error> {

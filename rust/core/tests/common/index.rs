@@ -2,7 +2,8 @@
 
 use kvcache_core::{
     Broken, CheckpointSpec, Committed, Dropped, Error, Inserted, LabelAmount, LayoutId, LeaseId, Match,
-    MediaKeys, Need, PlanId, Planned, PrefixIndex, Query, Scope, Span, Stats, StoreRequest, Taken, TreeStats,
+    MediaKeys, Need, Outcome, Plan, PlanId, Planned, PrefixIndex, Query, Scope, Span, Stats, StoreRequest,
+    Taken, TreeStats,
 };
 
 use super::prompt::Prompt;
@@ -19,8 +20,25 @@ pub(crate) struct Store {
     pub(crate) label: u16,
 }
 
+impl Store {
+    fn request<'a>(&'a self, query: &Query<'a>) -> StoreRequest<'a> {
+        StoreRequest {
+            namespace: &self.namespace,
+            layout: LayoutId(self.layout),
+            query: *query,
+            bytes_per_token: self.bytes_per_token,
+            segment_buffers: self.buffers,
+            checkpoint: self.checkpoint,
+            label: self.label,
+        }
+    }
+}
+
 pub(crate) trait Index {
     fn plan(&mut self, store: &Store, stamp: u64) -> Result<(Planned, Dropped), Error>;
+    fn draft(&mut self, store: &Store, stamp: u64) -> Result<Outcome, Error>;
+    fn settle(&mut self, draft: PlanId, length: usize, anew: bool) -> Result<(Need, Dropped), Error>;
+    fn promise(&mut self, draft: PlanId) -> Result<Plan, Error>;
     fn commit(&mut self, plan: PlanId, stamp: u64) -> Result<Committed, Error>;
     fn abort(&mut self, plan: PlanId) -> Result<Dropped, Error>;
     fn insert(
@@ -42,6 +60,8 @@ pub(crate) trait Index {
     fn release(&mut self, lease: LeaseId, stamp: u64) -> Dropped;
     fn evict(&mut self, need: Need) -> Dropped;
     fn evict_idle(&mut self, stamp: u64) -> Dropped;
+    fn count_units(&self, need: Need) -> u64;
+    fn count_idle(&self, stamp: u64) -> u64;
     fn make_room(&mut self, nbytes: u64, buffers: u64) -> Option<Dropped>;
     fn drop_namespace(&mut self, namespace: &str) -> Dropped;
     fn clear(&mut self) -> Dropped;
@@ -80,18 +100,19 @@ pub(crate) fn media_keys(index: &mut PrefixIndex, prompt: &Prompt, intern: bool)
 
 impl Index for PrefixIndex {
     fn plan(&mut self, store: &Store, stamp: u64) -> Result<(Planned, Dropped), Error> {
-        with_query(self, &store.prompt, true, |index, query| {
-            let request = StoreRequest {
-                namespace: &store.namespace,
-                layout: LayoutId(store.layout),
-                query: *query,
-                bytes_per_token: store.bytes_per_token,
-                segment_buffers: store.buffers,
-                checkpoint: store.checkpoint,
-                label: store.label,
-            };
-            index.plan(&request, stamp)
-        })
+        with_query(self, &store.prompt, true, |index, query| index.plan(&store.request(query), stamp))
+    }
+
+    fn draft(&mut self, store: &Store, stamp: u64) -> Result<Outcome, Error> {
+        with_query(self, &store.prompt, true, |index, query| index.draft(&store.request(query), stamp))
+    }
+
+    fn settle(&mut self, draft: PlanId, length: usize, anew: bool) -> Result<(Need, Dropped), Error> {
+        self.settle(draft, length, anew)
+    }
+
+    fn promise(&mut self, draft: PlanId) -> Result<Plan, Error> {
+        self.promise(draft)
     }
 
     fn commit(&mut self, plan: PlanId, stamp: u64) -> Result<Committed, Error> {
@@ -134,6 +155,14 @@ impl Index for PrefixIndex {
 
     fn evict_idle(&mut self, stamp: u64) -> Dropped {
         self.evict_idle(stamp)
+    }
+
+    fn count_units(&self, need: Need) -> u64 {
+        self.count_units(need)
+    }
+
+    fn count_idle(&self, stamp: u64) -> u64 {
+        self.count_idle(stamp)
     }
 
     fn make_room(&mut self, nbytes: u64, buffers: u64) -> Option<Dropped> {

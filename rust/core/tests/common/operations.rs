@@ -13,11 +13,37 @@ use super::prompt::{Part, Prompt};
 /// The namespace in which nothing is stored but by `insert`, which gives out no ids.
 pub(crate) const BARE: &str = "bare";
 
+/// What is looked up: this, or what it makes of one of the latest stores by going on from it.
+#[derive(Clone, Debug)]
+pub(crate) struct Asked {
+    pub(crate) after: Option<usize>,
+    pub(crate) namespace: String,
+    pub(crate) prompt: Prompt,
+}
+
+/// What is stored, likewise.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    pub(crate) after: Option<usize>,
+    pub(crate) store: Store,
+}
+
 #[derive(Clone, Debug)]
 pub(crate) enum Operation {
     /// Plan and commit.
-    Store(Store),
-    Plan(Store),
+    Store(Request),
+    Plan(Request),
+    /// The steps of a plan one by one.
+    Draft(Request),
+    /// `short` of the whole; with `evict`, what is over the limits goes at once.
+    Settle {
+        which: usize,
+        short: usize,
+        anew: bool,
+        evict: bool,
+    },
+    Promise(usize),
+    AbortDraft(usize),
     /// Which of the open plans; `ended` for one that was ended before.
     Commit {
         which: usize,
@@ -32,19 +58,16 @@ pub(crate) enum Operation {
         bytes_per_token: u64,
     },
     Lookup {
-        namespace: String,
-        prompt: Prompt,
+        asked: Asked,
         short: usize,
         touch: bool,
     },
     Acquire {
-        namespace: String,
-        prompt: Prompt,
+        asked: Asked,
         short: usize,
     },
     Take {
-        namespace: String,
-        prompt: Prompt,
+        asked: Asked,
         short: usize,
     },
     Release {
@@ -149,6 +172,31 @@ fn store() -> impl Strategy<Value = Store> {
     )
 }
 
+/// The end of a prompt that goes on from one of the latest stores.
+fn tail() -> impl Strategy<Value = Prompt> {
+    vec(part(), 0..3).prop_map(Prompt)
+}
+
+fn request() -> impl Strategy<Value = Request> {
+    let after = |after, prompt, store| Request { after: Some(after), store: Store { prompt, ..store } };
+    prop_oneof![
+        3 => store().prop_map(|store| Request { after: None, store }),
+        1 => (0_usize..4, tail(), store()).prop_map(move |(latest, tail, store)| after(latest, tail, store)),
+    ]
+}
+
+fn asked() -> impl Strategy<Value = Asked> {
+    let after = prop_oneof![Just(None), (0_usize..4).prop_map(Some)];
+    (after, namespace(), prompt(), tail()).prop_map(|(after, namespace, prompt, tail)| {
+        let prompt = if after.is_some() { tail } else { prompt };
+        Asked { after, namespace, prompt }
+    })
+}
+
+fn bare() -> impl Strategy<Value = Asked> {
+    prompt().prop_map(|prompt| Asked { after: None, namespace: BARE.to_owned(), prompt })
+}
+
 fn need() -> impl Strategy<Value = Need> {
     let none = Need::default();
     prop_oneof![
@@ -167,17 +215,22 @@ fn operation() -> impl Strategy<Value = Operation> {
     let short = || prop_oneof![6 => Just(1_usize), 1 => Just(0), 2 => 2_usize..6];
     let ended = || prop_oneof![9 => Just(false), 1 => Just(true)];
     let which = || 0_usize..8;
-    let asked = || (namespace(), prompt(), short());
     prop_oneof![
-        20 => store().prop_map(Op::Store),
-        8 => store().prop_map(Op::Plan),
+        20 => request().prop_map(Op::Store),
+        8 => request().prop_map(Op::Plan),
+        4 => request().prop_map(Op::Draft),
+        4 => (which(), short(), any::<bool>(), any::<bool>()).prop_map(|(which, short, anew, evict)| {
+            Op::Settle { which, short: short.saturating_sub(1), anew, evict }
+        }),
+        3 => which().prop_map(Op::Promise),
+        1 => which().prop_map(Op::AbortDraft),
         6 => (which(), ended()).prop_map(|(which, ended)| Op::Commit { which, ended }),
         2 => (which(), ended()).prop_map(|(which, ended)| Op::Abort { which, ended }),
         3 => (text(), 0_u64..3).prop_map(|(prompt, bytes_per_token)| Op::Insert { prompt, bytes_per_token }),
-        10 => (prop_oneof![4 => namespace(), 1 => Just(BARE.to_owned())], prompt(), short(), any::<bool>())
-            .prop_map(|(namespace, prompt, short, touch)| Op::Lookup { namespace, prompt, short, touch }),
-        8 => asked().prop_map(|(namespace, prompt, short)| Op::Acquire { namespace, prompt, short }),
-        3 => asked().prop_map(|(namespace, prompt, short)| Op::Take { namespace, prompt, short }),
+        10 => (prop_oneof![6 => asked(), 1 => bare()], short(), any::<bool>())
+            .prop_map(|(asked, short, touch)| Op::Lookup { asked, short, touch }),
+        8 => (asked(), short()).prop_map(|(asked, short)| Op::Acquire { asked, short }),
+        3 => (asked(), short()).prop_map(|(asked, short)| Op::Take { asked, short }),
         8 => (which(), ended()).prop_map(|(which, ended)| Op::Release { which, ended }),
         6 => need().prop_map(Op::Evict),
         2 => (0_u64..20).prop_map(Op::EvictIdle),

@@ -116,6 +116,7 @@ pub(crate) struct Oracle {
     /// Oldest first; what a lease covers is not in it.
     recency: Vec<Unit>,
     leases: Vec<Lease>,
+    drafts: Vec<store::Open>,
     plans: Vec<store::Open>,
     stores: u64,
     stamp: u64,
@@ -130,6 +131,7 @@ impl Oracle {
             trees: Vec::new(),
             recency: Vec::new(),
             leases: Vec::new(),
+            drafts: Vec::new(),
             plans: Vec::new(),
             stores: 0,
             stamp: 0,

@@ -23,14 +23,18 @@ impl Oracle {
     }
 
     pub(crate) fn abort(&mut self, id: PlanId) -> Option<Gone> {
-        let open = self.close(id)?;
+        let draft = self.drafts.iter().position(|open| open.id == Some(id));
+        let open = match draft {
+            Some(at) => self.drafts.remove(at),
+            None => self.close(id)?,
+        };
         let mut gone = Gone::default();
         self.end_lease(&open.holder, &mut gone);
         Some(gone)
     }
 
     fn close(&mut self, id: PlanId) -> Option<Open> {
-        let at = self.plans.iter().position(|open| open.plan.as_ref().is_some_and(|plan| plan.id == id))?;
+        let at = self.plans.iter().position(|open| open.id == Some(id))?;
         Some(self.plans.remove(at))
     }
 
@@ -53,7 +57,7 @@ impl Oracle {
         let key = store.prompt.tokens()[..draft.length].to_vec();
         let chunks = self.chunks(draft);
         let tree = self.tree_mut(&place);
-        if let Some(cut) = &draft.cut
+        if let Some((cut, _)) = &draft.cut
             && let Some(at) = tree.segments.iter().position(|one| one.path == *cut)
         {
             let whole = tree.segments.remove(at);
@@ -115,7 +119,7 @@ impl Oracle {
             let Some(victim) = (0..path.len()).filter(may_go).min_by_key(|at| gap(*at)) else { return };
             let victim = path[victim].clone();
             self.remove_checkpoint(place, &victim, gone);
-            self.settle(gone);
+            self.clean_up(gone);
         }
     }
 

@@ -76,7 +76,7 @@ impl Oracle {
             } else {
                 self.remove_segments(&place, &mut gone, |one| one.path == path);
             }
-            self.settle(&mut gone);
+            self.clean_up(&mut gone);
         }
         gone
     }
@@ -106,7 +106,7 @@ impl Oracle {
 
     /// Takes away what nothing needs any more: KV behind the last checkpoint or lease, ends of
     /// stores that are not fully present, empty trees.
-    pub(super) fn settle(&mut self, gone: &mut Gone) {
+    pub(super) fn clean_up(&mut self, gone: &mut Gone) {
         for at in 0..self.trees.len() {
             let place = self.trees[at].place.clone();
             if place.checkpointed {

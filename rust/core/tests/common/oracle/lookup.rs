@@ -222,7 +222,7 @@ impl Oracle {
         if parts.leased {
             self.lease_serving(serving, id);
         }
-        self.settle(&mut gone);
+        self.clean_up(&mut gone);
         (found, parts, gone)
     }
 
@@ -250,6 +250,6 @@ impl Oracle {
         } else if let Some(path) = checkpoint {
             self.touch_checkpoint(&place, &path);
         }
-        self.settle(gone);
+        self.clean_up(gone);
     }
 }

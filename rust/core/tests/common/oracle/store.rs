@@ -1,6 +1,6 @@
-//! What storing must do: plan, commit, abort, and thinning out checkpoints.
+//! What storing must do up to the copy: draft, settle, promise.
 
-use kvcache_core::{Plan, SegmentId};
+use kvcache_core::{Need, Plan, PlanId, SegmentId};
 
 use super::{Checkpoint, Gone, Holder, Lease, Oracle, Path, Place, Size, plus};
 use crate::common::index::Store;
@@ -21,14 +21,18 @@ pub(crate) enum Expected {
     Nothing,
 }
 
-/// A plan that was not ended yet.
+/// A draft or a plan that was not ended yet.
 #[derive(Debug)]
 pub(super) struct Open {
+    pub(super) id: Option<PlanId>,
     pub(super) store: Store,
     pub(super) holder: Holder,
+    /// Whether there was anything to lease.
+    leased: bool,
     pub(super) draft: Draft,
     pub(super) split: Option<(Option<SegmentId>, usize)>,
     pub(super) plan: Option<Plan>,
+    /// Nothing before it is promised.
     pub(super) cost: Size,
 }
 
@@ -36,8 +40,8 @@ pub(super) struct Open {
 pub(super) struct Draft {
     pub(super) from: usize,
     pub(super) length: usize,
-    /// The segment that is to be cut after `from` tokens.
-    pub(super) cut: Option<Path>,
+    /// The segment that is to be cut after `from` tokens, and where it starts.
+    pub(super) cut: Option<(Path, usize)>,
 }
 
 pub(super) fn place(store: &Store) -> Place {
@@ -46,7 +50,27 @@ pub(super) fn place(store: &Store) -> Place {
 }
 
 impl Oracle {
+    /// All steps up to the promise.
     pub(crate) fn plan(&mut self, store: &Store, stamp: u64) -> (Expected, Gone) {
+        let (length, anew) = match self.draft(store, stamp) {
+            Ok(lengths) => lengths,
+            Err(other) => return (other, Gone::default()),
+        };
+        let last = self.drafts.len() - 1;
+        if length.max(anew) == 0 {
+            let mut gone = Gone::default();
+            let Open { holder, .. } = self.drafts.remove(last);
+            self.end_lease(&holder, &mut gone);
+            return (Expected::TooLarge, gone);
+        }
+        let settled = self.settle_at(last, length.max(anew), anew > length);
+        let ([nbytes, buffers], mut gone) = settled.unwrap_or_default();
+        gone.add(self.evict(&Need { nbytes, buffers, ..Need::default() }));
+        (self.promise_at(last).unwrap_or(Expected::TooLarge), gone)
+    }
+
+    /// Tokens that fit, and that fit if the segment that the key diverges in is given up.
+    pub(crate) fn draft(&mut self, store: &Store, stamp: u64) -> Result<(usize, usize), Expected> {
         self.tick(stamp);
         let (tokens, place) = (store.prompt.tokens(), place(store));
         for token in &tokens {
@@ -56,61 +80,153 @@ impl Oracle {
                 self.contents.push((digest, length));
             }
         }
-        let mut gone = Gone::default();
         if tokens.is_empty() {
-            return (Expected::Nothing, gone);
+            return Err(Expected::Nothing);
         }
         let matched = self.tree(&place).map_or(0, |tree| tree.matched(&tokens));
         if matched == tokens.len() && self.already(store, &place, &tokens) {
-            return (Expected::Already, gone);
+            return Err(Expected::Already);
         }
         let node = self.tree(&place).and_then(|tree| tree.holder(&tokens, matched)).cloned();
-        let cut = node.as_ref().filter(|node| node.path.len() > matched).map(|node| node.path.clone());
-        let mut draft = Draft { from: matched, length: tokens.len(), cut };
-        let holder = self.protect(&place, node.as_ref().map(|node| &node.path), &draft);
-        let mut fitting = self.fitting(store, &draft, self.leased());
-        if let Some(node) = node.filter(|_| fitting != Some(draft.length) && draft.cut.is_some()) {
-            // Without the other side of the divergence, if only this store holds it.
-            let covers = |lease: &&Lease| lease.place == place && lease.path.starts_with(&node.path);
-            let mut kept = self.leased();
-            kept[0] -= node.size()[0];
-            kept[1] -= node.size()[1];
-            let without = Draft { from: node.start, length: tokens.len(), cut: None };
-            let longest = self.fitting(store, &without, kept);
-            let gains = longest > fitting.or((store.checkpoint.is_none()).then_some(matched));
-            if gains && self.leases.iter().filter(covers).count() == 1 {
-                self.end_lease(&holder, &mut gone);
-                let parent = &tokens[..node.start];
-                self.protect_as(&holder, &place, Some(parent), &without);
-                self.evict_from(&place, &node.path, &mut gone);
-                (fitting, draft) = (longest, without);
-            }
+        let cut = node.as_ref().filter(|node| node.path.len() > matched);
+        let cut = cut.map(|node| (node.path.clone(), node.start));
+        let draft = Draft { from: matched, length: tokens.len(), cut };
+        self.stores += 1;
+        let holder = Holder::Store(self.stores);
+        self.protect(&holder, &place, node.as_ref().map_or(&[], |node| &node.path), &draft);
+        let length = self.fitting(store, &draft, self.leased()).unwrap_or(0);
+        let (store, leased) = (store.clone(), node.is_some());
+        self.drafts.push(Open {
+            id: None,
+            store,
+            holder,
+            leased,
+            draft,
+            split: None,
+            plan: None,
+            cost: [0; 5],
+        });
+        let anew = self.anew(self.drafts.len() - 1).map_or(0, |draft| draft.length);
+        Ok((length, anew))
+    }
+
+    /// The draft without the other side of the divergence, if only this store holds that and it
+    /// gains anything.
+    fn anew(&self, at: usize) -> Option<Draft> {
+        let Open { store, draft, .. } = &self.drafts[at];
+        let (place, (path, start)) = (place(store), draft.cut.as_ref()?);
+        let node = self.tree(&place)?.segments.iter().find(|one| one.path == *path)?;
+        let covers = |lease: &&Lease| lease.place == place && lease.path.starts_with(path);
+        if self.leases.iter().filter(covers).count() > 1 {
+            return None;
         }
-        let Some(length) = fitting else {
-            self.end_lease(&holder, &mut gone);
-            return (Expected::TooLarge, gone);
+        let mut kept = self.leased();
+        kept[0] -= node.size()[0];
+        kept[1] -= node.size()[1];
+        let without = Draft { from: *start, length: store.prompt.len(), cut: None };
+        let longest = self.fitting(store, &without, kept)?;
+        let gains = store.checkpoint.is_some() || longest > draft.from;
+        gains.then_some(Draft { length: longest, ..without })
+    }
+
+    /// What is over the limits at that length, in bytes and buffers; `None` if it cannot be.
+    pub(crate) fn settle(&mut self, id: PlanId, length: usize, anew: bool) -> Option<([u64; 2], Gone)> {
+        let at = self.drafts.iter().position(|open| open.id == Some(id))?;
+        self.settle_at(at, length, anew)
+    }
+
+    fn settle_at(&mut self, at: usize, length: usize, anew: bool) -> Option<([u64; 2], Gone)> {
+        let open = self.drafts.get(at).filter(|open| self.standing(open))?;
+        let whole = Draft { length: open.store.prompt.len(), ..open.draft.clone() };
+        let most = if anew { self.anew(at)? } else { whole };
+        let may_be = match open.store.checkpoint {
+            Some(_) => length == most.length,
+            None => {
+                most.from < length && length <= most.length && open.store.prompt.cut_back(length) == length
+            }
         };
-        draft.length = length;
-        let cost = self.cost(store, &draft);
-        gone.add(self.make_room(cost[0], cost[1]).unwrap_or_default());
-        let split = draft.cut.as_ref().and_then(|path| {
-            let node = self.tree(&place)?.segments.iter().find(|one| one.path == *path)?;
-            Some((node.id, draft.from - node.start))
+        let mut gone = Gone::default();
+        let (place, holder) = (place(&open.store), open.holder.clone());
+        let old = open.draft.cut.clone().filter(|_| may_be && anew);
+        if !may_be {
+            return None;
+        }
+        self.drafts[at].draft = Draft { length, ..most };
+        if let Some((path, start)) = old {
+            self.stores += 1;
+            let again = Holder::Store(self.stores);
+            let draft = self.drafts[at].draft.clone();
+            self.drafts[at].leased = start > 0;
+            self.drafts[at].holder = again.clone();
+            self.protect(&again, &place, &path[..start], &draft);
+            self.end_lease(&holder, &mut gone);
+            self.evict_from(&place, &path, &mut gone);
+        }
+        let cost = self.cost(&self.drafts[at].store, &self.drafts[at].draft);
+        Some((self.over(cost), gone))
+    }
+
+    fn over(&self, cost: Size) -> [u64; 2] {
+        let all = plus(plus(self.held(), self.reserved()), cost);
+        [all[0].saturating_sub(self.limits.max_bytes), all[1].saturating_sub(self.limits.max_buffers)]
+    }
+
+    /// The plan, if it has room.
+    pub(crate) fn promise(&mut self, id: PlanId) -> Option<Expected> {
+        let at = self.drafts.iter().position(|open| open.id == Some(id))?;
+        self.promise_at(at)
+    }
+
+    fn promise_at(&mut self, at: usize) -> Option<Expected> {
+        let open = self.drafts.get(at).filter(|open| self.standing(open))?;
+        let cost = self.cost(&open.store, &open.draft);
+        if self.over(cost) != [0, 0] {
+            return None;
+        }
+        let mut open = self.drafts.remove(at);
+        open.cost = cost;
+        open.split = open.draft.cut.as_ref().and_then(|(path, start)| {
+            let node = self.tree(&place(&open.store))?.segments.iter().find(|one| one.path == *path)?;
+            Some((node.id, open.draft.from - start))
         });
         let expected = Expected::Ready {
-            length,
-            matched: draft.from,
-            segments: self.chunks(&draft),
-            split,
-            checkpoint: store.checkpoint.is_some(),
+            length: open.draft.length,
+            matched: open.draft.from,
+            segments: self.chunks(&open.draft),
+            split: open.split,
+            checkpoint: open.store.checkpoint.is_some(),
         };
-        self.plans.push(Open { store: store.clone(), holder, draft, split, plan: None, cost });
-        (expected, gone)
+        self.plans.push(open);
+        Some(expected)
+    }
+
+    /// Whether what the draft leases is still leased, and the tree there is what it was.
+    fn standing(&self, open: &Open) -> bool {
+        let tokens = open.store.prompt.tokens();
+        if open.leased && !self.leases.iter().any(|lease| lease.holder == open.holder) {
+            return false;
+        }
+        let Some(tree) = self.tree(&place(&open.store)) else { return open.draft.from == 0 };
+        let matched = tree.matched(&tokens);
+        let node = tree.holder(&tokens, matched).map(|node| (node.path.clone(), node.start));
+        let same = match &open.draft.cut {
+            Some(cut) => node.as_ref() == Some(cut),
+            None => node.is_none_or(|node| node.0.len() == matched),
+        };
+        same && matched == open.draft.from
+    }
+
+    /// The id that the index gave the last draft.
+    pub(crate) fn drafted(&mut self, id: PlanId) {
+        if let Some(open) = self.drafts.last_mut() {
+            open.id = Some(id);
+        }
     }
 
     /// The ids that the index gave the last plan.
     pub(crate) fn opened(&mut self, plan: &Plan) {
         if let Some(open) = self.plans.last_mut() {
+            open.id = Some(plan.id);
             open.plan = Some(plan.clone());
         }
     }
@@ -141,18 +257,12 @@ impl Oracle {
         ends.push((tokens.to_vec(), label));
     }
 
-    fn protect(&mut self, place: &Place, node: Option<&Path>, draft: &Draft) -> Holder {
-        self.stores += 1;
-        let holder = Holder::Store(self.stores);
-        self.protect_as(&holder, place, node.map(Vec::as_slice), draft);
-        holder
-    }
-
     /// Leases the tokens before the divergence, and the checkpoint that the store continues from.
-    fn protect_as(&mut self, holder: &Holder, place: &Place, node: Option<&[Token]>, draft: &Draft) {
-        let Some(node) = node.filter(|node| !node.is_empty()) else { return };
-        let Some(tree) = self.tree(place) else { return };
-        let before = |one: &&Checkpoint| node.starts_with(&one.path) && draft.cut.as_ref() != Some(&one.path);
+    fn protect(&mut self, holder: &Holder, place: &Place, node: &[Token], draft: &Draft) {
+        let Some(tree) = self.tree(place).filter(|_| !node.is_empty()) else { return };
+        let before = |one: &&Checkpoint| {
+            node.starts_with(&one.path) && draft.cut.as_ref().map(|cut| &cut.0) != Some(&one.path)
+        };
         let checkpoint = tree.checkpoints.iter().filter(before).max_by_key(|one| one.path.len());
         self.lease(Lease {
             holder: holder.clone(),
@@ -171,7 +281,7 @@ impl Oracle {
             gone.segments.len() - before.0
         };
         gone.units += units as u64;
-        self.settle(gone);
+        self.clean_up(gone);
     }
 
     fn cost(&self, store: &Store, draft: &Draft) -> Size {
@@ -185,7 +295,7 @@ impl Oracle {
         let cut = tree
             .into_iter()
             .flat_map(|tree| &tree.segments)
-            .find(|one| Some(&one.path) == draft.cut.as_ref());
+            .find(|one| Some(&one.path) == draft.cut.as_ref().map(|cut| &cut.0));
         if let Some(node) = cut {
             // Both halves are copied while the whole is still there.
             cost = plus(cost, [node.size()[0], 2 * node.buffers, 0, 2, 0]);

@@ -1,0 +1,160 @@
+"""Planning a store: find the place, make room, reserve; by itself or in agreement with ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final, cast
+
+from kvcache.errors import InternalError
+from kvcache.layers.prompt import segment_buffers, token_bytes
+from kvcache.results import Eviction
+from kvcache.segments import image_figures
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvcache._core import CacheIndex, Drafted, Planned
+    from kvcache.fetching import Question
+    from kvcache.layers.layout import Layout
+    from kvcache.layers.prompt import Prompt
+    from kvcache.segments import Segment
+    from kvcache.state import State
+
+_OUTCOMES: Final = ("inside_media", "already", "open")
+
+
+@dataclass
+class Reading:
+    """A caller's cache, read and found storable.
+
+    Attributes:
+        prompt: Its layers.
+        layout: Their layout.
+        asked: Tokens that it is to be stored for.
+        length: The same, cut to the start of a media span.
+        checkpointed: Some rank has layers that are kept in checkpoints.
+        trimmable: On every rank a checkpoint of it would serve shorter lengths too.
+    """
+
+    prompt: Prompt
+    layout: Layout
+    asked: int
+    length: int
+    checkpointed: bool
+    trimmable: bool
+
+
+@dataclass
+class Step:
+    """The outcome of planning.
+
+    Attributes:
+        outcome: "ready", or why there is nothing to copy.
+        planned: What to copy.
+        halved: The arrays of the segment that is to be split.
+        evicted: What was evicted to make room.
+    """
+
+    outcome: str
+    planned: Planned | None
+    halved: Segment | None
+    evicted: Eviction
+
+
+def plan(state: State, asked: Question, reading: Reading, label: str) -> Step:
+    """Plans a store and reclaims what made room for it. The plan is open until commit or abort."""
+    stamp = state.stamp()
+    nbytes, buffers, _ = image_figures(reading.prompt.images())
+
+    def request(index: CacheIndex) -> Callable[[], Planned | Drafted]:
+        state.require_match(asked.namespace, reading.layout)
+        number = state.layout_id(reading.layout)
+        if reading.checkpointed:
+            state.checkpoint_bytes[number] = nbytes
+        return partial(
+            index.draft if state.ranks.grouped else index.plan,
+            asked.key,
+            reading.length,
+            namespace=asked.namespace,
+            media=asked.within(reading.length),
+            layout=number,
+            bytes_per_token=token_bytes(reading.layout),
+            segment_buffers=segment_buffers(reading.layout),
+            checkpoint=(nbytes, buffers, reading.trimmable) if reading.checkpointed else None,
+            label=state.label_id(label),
+            stamp=stamp,
+        )
+
+    if state.ranks.grouped:
+        return _agreed(state, request)
+    with state.guard() as index:
+        planned = cast("Planned", request(index)())
+        halved = _halved(state, planned)
+        dropped = state.segments.remove(planned.evicted)
+    evicted = Eviction()
+    if planned.evicted:
+        try:
+            evicted = state.finish(planned.evicted, dropped)
+        except BaseException:
+            abort(state, planned.plan)
+            raise
+    return Step(planned.outcome, planned, halved, evicted)
+
+
+def abort(state: State, plan: int | None) -> None:
+    """Gives a draft or a plan up."""
+    with state.lock:
+        if not state.closed and plan is not None:
+            state.segments.remove(state.index.abort(plan))
+
+
+def _halved(state: State, planned: Planned) -> Segment | None:
+    return None if planned.split is None else list(state.segments.segment(planned.split[0]))
+
+
+def _agreed(state: State, request: Callable[[CacheIndex], Callable[[], Planned | Drafted]]) -> Step:
+    """A plan of equal length on all ranks, after equal evictions."""
+    drafted: Drafted | None = None
+
+    def propose() -> tuple[int, int, int]:
+        nonlocal drafted
+        with state.guard() as index:
+            drafted = cast("Drafted", request(index)())
+        return _OUTCOMES.index(drafted.outcome), drafted.length, drafted.length_anew
+
+    try:
+        lows, highs = state.ranks.propose(propose, 3)
+        if lows[0] != highs[0] or drafted is None:
+            raise InternalError("the ranks' indexes differ: some hold this key, others do not")
+        if drafted.draft is None:
+            return Step(drafted.outcome, None, None, Eviction())
+        length = max(lows[1:])
+        if length == 0:
+            abort(state, drafted.draft)
+            return Step("too_large", None, None, Eviction())
+        return _settled(state, drafted.draft, length, anew=lows[2] > lows[1])
+    except BaseException:
+        abort(state, None if drafted is None else drafted.draft)
+        raise
+
+
+def _settled(state: State, draft: int, length: int, *, anew: bool) -> Step:
+    """Evicts the agreed number of units until every rank has room, then promises."""
+    evicted = Eviction()
+    with state.guard() as index:
+        given_up = index.settle(draft, length, anew)[2]
+        dropped = state.segments.remove(given_up)
+    if given_up:
+        evicted += state.finish(given_up, dropped)
+
+    def over() -> int:
+        with state.guard() as index:
+            nbytes, buffers, _ = index.settle(draft, length, anew=False)
+            return index.count_units(nbytes=nbytes, buffers=buffers)
+
+    while units := state.ranks.most(over):
+        evicted += state.evict_units(units)
+    with state.guard() as index:
+        planned = index.promise(draft)
+        return Step("ready", planned, _halved(state, planned), evicted)

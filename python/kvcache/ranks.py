@@ -1,0 +1,147 @@
+"""Agreement of the ranks of one model.
+
+Every rank holds its own layers' arrays under the same tokens. Ranks that reuse different lengths or
+evict different entries hang in the next collective or answer wrongly, so what each would do is
+agreed before anyone acts. The number and order of collectives depend only on the sequence of calls
+and on agreed values, never on what a rank holds, measures or fails at.
+
+A cache without a group agrees with itself: no collective, no cost.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import mlx.core as mx
+
+from kvcache.errors import InternalError, RankError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kvcache._core import CacheIndex
+
+T = TypeVar("T")
+CHECK: Final = "KVCACHE_CHECK_RANKS"
+
+
+class Ranks:
+    """The ranks of a group, or a single process.
+
+    Attributes:
+        grouped: Whether there is anyone to agree with.
+        rank: This process's number.
+        collectives: Collectives so far.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self.grouped = group is not None and group.size() > 1
+        self.rank = int(group.rank()) if group is not None else 0
+        self.collectives = 0
+        self.checked = self.grouped and os.environ.get(CHECK, "") not in ("", "0")
+
+    def agree(self, *values: int) -> tuple[list[int], list[int]]:
+        """The smallest and the largest of each value over all ranks. One collective.
+
+        Values lie between -(2³¹-1) and 2³¹-1.
+        """
+        if not self.grouped:
+            return list(values), list(values)
+        self.collectives += 1
+        mine = mx.array([*values, *(-value for value in values)], dtype=mx.int32)
+        lows: list[int] = mx.distributed.all_min(mine, group=self._group).tolist()  # type: ignore[assignment]
+        return lows[: len(values)], [-low for low in lows[len(values) :]]
+
+    def propose(self, action: Callable[[], Sequence[int]], width: int) -> tuple[list[int], list[int]]:
+        """Computes ``width`` values on each rank and agrees on them. One collective.
+
+        Raises:
+            RankError: Another rank failed. Where this one failed, its own exception.
+        """
+        if not self.grouped:
+            values = list(action())
+            return values, values
+        failure: BaseException | None = None
+        values = [0] * width
+        try:
+            values = list(action())
+        except Exception as error:  # noqa: BLE001 - raised once all ranks know
+            failure = error
+        lows, highs = self.agree(failure is None, *values)
+        try:
+            _raise(failure, lows[0])
+        finally:
+            failure = None
+        return lows[1:], highs[1:]
+
+    def together(self, action: Callable[[], T], undo: Callable[[], None] | None = None) -> T:
+        """Runs ``action`` on each rank; it counts only if it succeeded on all. One collective.
+
+        Args:
+            action: What may fail.
+            undo: Takes it back on ranks where it succeeded in vain.
+
+        Raises:
+            RankError: Another rank failed. Where this one failed, its own exception.
+        """
+        if not self.grouped:
+            return action()
+        failure: BaseException | None = None
+        result: T | None = None
+        try:
+            result = action()
+        except Exception as error:  # noqa: BLE001 - raised once all ranks know
+            failure = error
+        lows, _ = self.agree(failure is None)
+        if failure is None and not lows[0] and undo is not None:
+            undo()
+        try:
+            _raise(failure, lows[0])
+        finally:
+            failure = None
+        return result  # type: ignore[return-value] # the action succeeded, or `_raise` raised
+
+    def most(self, count: Callable[[], int]) -> int:
+        """The largest count of units over all ranks. One collective."""
+        return self.propose(lambda: [count()], 1)[1][0]
+
+    def check(self, index: CacheIndex) -> None:
+        """Compares the ranks' indexes line by line; only with ``KVCACHE_CHECK_RANKS=1``.
+
+        Raises:
+            InternalError: Names the first line that differs, as this rank has it.
+        """
+        if not self.checked:
+            return
+        lines = index.outline()
+        count = self.agree(len(lines))
+        shared = count[0][0]
+        codes = [_code(line) for line in lines[:shared]]
+        lows, highs = self.agree(*codes) if shared else ([], [])
+        for at, (low, high) in enumerate(zip(lows, highs, strict=True)):
+            if low != high:
+                raise InternalError(f"ranks differ; rank {self.rank} has at line {at}: {lines[at]}")
+        if shared != count[1][0]:
+            extra = lines[shared] if len(lines) > shared else "nothing more"
+            raise InternalError(f"ranks differ; rank {self.rank} has after line {shared - 1}: {extra}")
+
+
+def _raise(failure: BaseException | None, succeeded: int) -> None:
+    # A frame that keeps the exception which keeps the frame is a cycle around the caller's arrays.
+    try:
+        if failure is not None:
+            raise failure
+        if not succeeded:
+            raise RankError("another rank of the group could not do this; see that rank's own error")
+    finally:
+        del failure
+
+
+def _code(line: str) -> int:
+    """A number below 2³¹ that is equal in every process."""
+    code = 2166136261
+    for byte in line.encode():
+        code = (code ^ byte) * 16777619 & 0xFFFFFFFF
+    return code >> 1
