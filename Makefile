@@ -2,15 +2,18 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-EXTRAS := $(if $(filter Darwin,$(shell uname -s)),dev,$(if $(KVCACHE_DEVICE),dev$(comma)$(KVCACHE_DEVICE),dev$(comma)cpu))
 comma  := ,
+# MLX runs on Metal on a Mac; elsewhere on the device named by KVCACHE_DEVICE: cpu, cuda12 or cuda13.
+KVCACHE_DEVICE ?= $(if $(filter Darwin,$(shell uname -s)),,cpu)
+EXTRAS := dev$(comma)bench$(if $(KVCACHE_DEVICE),$(comma)$(KVCACHE_DEVICE))
+TRACES ?= ../shared/traces
 # Reference BLAS in the Linux CPU wheel of MLX is 90 times slower than OpenBLAS; used where it is installed.
 OPENBLAS := $(shell ldconfig -p 2>/dev/null | awk '/libopenblas\.so\.0/ {print $$NF; exit}')
 PRELOAD  := $(if $(OPENBLAS),LD_PRELOAD=$(OPENBLAS),)
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name 'Cargo.toml') Cargo.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-rust test-python lint format bench bench-memory wheel clean openblas
+.PHONY: help build demo test test-rust test-python lint format bench bench-memory bench-hit-rates wheel clean openblas
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +62,9 @@ bench: build  ## lookups and inserts beside libc memcmp; fails where a bar is mi
 bench-memory: build  ## what evictions give back, exact allocator and default pool; fails where a bar is missed
 	$(PRELOAD) $(BIN)/python benches/memory/run.py --transformers --output benches/results/memory_exact.txt
 	$(PRELOAD) $(BIN)/python benches/memory/run.py --transformers --pool --output benches/results/memory_pool.txt
+
+bench-hit-rates: build  ## replay real traces (TRACES=folder); fails where off the reference
+	$(BIN)/python benches/replay/hit_rates.py $(TRACES)
 
 wheel: $(VENV)/.created  ## abi3 wheel and sdist in dist/
 	$(BIN)/maturin build --release --sdist --out dist

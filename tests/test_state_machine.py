@@ -386,5 +386,5 @@ def _whole(layer: Any, length: int) -> bool:
     return layer.spans or length <= getattr(layer, "window", getattr(layer, "chunk", -1))
 
 
-Machine.TestCase.settings = settings(max_examples=80, stateful_step_count=50)
+Machine.TestCase.settings = settings(max_examples=100, stateful_step_count=60)
 TestMachine = Machine.TestCase

@@ -6,8 +6,8 @@ side plays parts of it on caches that went through a store and a fetch.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -62,7 +62,7 @@ class Case:
         return list(make_prompt_cache(model))
 
 
-@cache
+@functools.cache
 def built(case: Case) -> Any:
     """The case's model, made once: nothing changes it."""
     return case.build()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ from .tiny import TOKEN_BYTES, write_model
 if TYPE_CHECKING:
     from pathlib import Path
 
-REQUESTS = 500
+REQUESTS = 500 if os.environ.get("KVCACHE_FULL") else 150
 SEEDS = pytest.mark.parametrize("seed", [None, 1], ids=["batched", "sequential"])
 
 
@@ -106,6 +107,44 @@ def test_quantised_in_mid_request(tiny: Path) -> None:
             context, _ = asked.ask("abcdefghij" * 9 if length == 90 else ("abcdefghij" * 9)[:length])
             assert context.prompt_cache_count == reused
         asked.prompt_cache.cache.validate()
+
+
+@pytest.fixture(scope="module")
+def sliding(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that can be used at checkpoints only: a window of 16 tokens in one of its layers."""
+    layers = ["sliding_attention", "full_attention"]
+    return write_model(tmp_path_factory.mktemp("sliding"), layer_types=layers, sliding_window=16)
+
+
+def test_a_batch_stops_where_a_checkpoint_helps(sliding: Path) -> None:
+    document = "a document that all of them ask about " * 4
+    with engine(sliding) as asked:
+        counts = [
+            asked.ask(document + question)[0].prompt_cache_count for question in ("who", "how", "is it")
+        ]
+        again = asked.ask(document + "is it")[0].prompt_cache_count
+    assert counts == [0, 0, len(document)]
+    assert again == len(document + "is it") - 1
+
+
+def test_the_sequential_path_makes_checkpoints_on_the_way(sliding: Path) -> None:
+    document = "a document that all of them ask about " * 4
+    with engine(sliding, "--prefill-step-size", "32") as asked:
+        counts = [asked.ask(document + question, seed=1)[0].prompt_cache_count for question in ("who", "how")]
+    assert counts == [0, len(document) // 32 * 32]
+
+
+@SEEDS
+def test_texts_do_not_change(sliding: Path, tiny: Path, seed: int | None) -> None:
+    """Greedy answers with the cache and with one that keeps nothing."""
+    prompts = ["one question", "one question and another", "one quest", "one question and another"]
+    for model in (sliding, tiny):
+        answers = []
+        for size in (0, 100):
+            with engine(model, max_size=size) as asked:
+                answers.append([asked.ask(prompt, max_tokens=12, seed=seed)[1] for prompt in prompts])
+                assert bool(asked.prompt_cache.cache.stats().hits) == bool(size)
+        assert answers[0] == answers[1]
 
 
 def test_many_mixed_requests_at_a_tight_limit(tiny: Path) -> None:

@@ -17,8 +17,8 @@ LAYERS, HEADS, HEAD_WIDTH = 2, 2, 32
 TOKEN_BYTES = 2 * LAYERS * HEADS * HEAD_WIDTH * 4
 
 
-def write_model(folder: Path, seed: int = 7) -> Path:
-    """Writes config, weights and tokenizer; a text's tokens are its bytes."""
+def write_model(folder: Path, seed: int = 7, **options: object) -> Path:
+    """Writes config, weights and tokenizer; a text's tokens are its bytes. Options go to the config."""
     import mlx.core as mx
     from mlx.utils import tree_flatten
     from mlx_lm.models.llama import Model, ModelArgs
@@ -40,6 +40,7 @@ def write_model(folder: Path, seed: int = 7) -> Path:
         "rope_theta": 10000.0,
         "tie_word_embeddings": True,
         "eos_token_id": 2,
+        **options,
     }
     folder.mkdir(parents=True, exist_ok=True)
     mx.random.seed(seed)
