@@ -20,11 +20,13 @@ class Rate:
     """Bytes read + written a second, and the share of the plain copy beside it."""
 
     name: str
+    tensor_mb: float
     segment_tokens: int
     gb_per_s: float
     of_copy: float
     peak_over_one: float
     room: float
+    layers: int
 
 
 def rates(shape: Shape, segment_tokens: int, rounds: int, say: Progress) -> Iterator[Rate]:
@@ -66,4 +68,7 @@ def rates(shape: Shape, segment_tokens: int, rounds: int, say: Progress) -> Iter
         mx.clear_cache()
     for name in ("copy", "fetch", "take", "store", "donate"):
         rate = 2 * shape.nbytes / best[name] / 1e9
-        yield Rate(name, segment_tokens, rate, best["copy"] / best[name], peak[name], room)
+        tensor = shape.nbytes / (2 * shape.layers) / 1e6
+        yield Rate(
+            name, tensor, segment_tokens, rate, best["copy"] / best[name], peak[name], room, shape.layers
+        )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .cases import BY_NAME, CHUNK, TRUNK, Kinds, chunks, leaves, play
+from .cases import BY_NAME, CHUNK, TRUNK, Kinds, built, chunks, leaves, play
 from .engine import answered, assert_true_to, generate, session
 
 if TYPE_CHECKING:
@@ -172,3 +172,42 @@ def test_plain_store_after_an_interrupted_pass(
         else:
             assert (cut.reason, len(prefixes)) == (why, 0)
         prefixes.clear()
+
+
+class Slots:
+    """States in a class that is not known, and counts no tokens."""
+
+    lengths = left_padding = None
+
+    def __init__(self) -> None:
+        self.slots: list[Any] = [None] * 3
+
+    def __getitem__(self, number: int) -> Any:
+        return self.slots[number]
+
+    def __setitem__(self, number: int, state: Any) -> None:
+        self.slots[number] = state
+
+    @property
+    def state(self) -> list[Any]:
+        return self.slots
+
+
+@pytest.mark.parametrize("appended", [0, 2])
+def test_a_class_not_known_is_one_token_ahead(
+    monkeypatch: pytest.MonkeyPatch, prefixes: KVPrefixCache, appended: int
+) -> None:
+    case = BY_NAME["rwkv7"]
+    model = built(case)
+    monkeypatch.setattr(type(model), "make_cache", lambda self: [Slots() for _ in self.layers])
+    tokens = TRUNK[:PROMPT]
+    with session(prefixes, case, model, TRUNK[:PROMPT]) as request:
+        for token in generate(model, request, 8):
+            if len(tokens) == PROMPT + appended:
+                break
+            request.append(token)
+            tokens.append(token)
+    assert assert_true_to(prefixes, case, model, tokens, PROMPT) == 5 * CHUNK
+    assert request.stored is None
+    request = answered(prefixes, case, model, TRUNK[:PROMPT], 4)
+    assert request.stored.length == PROMPT + 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -51,28 +52,25 @@ class Server:
 
     def leave_after(self, body: dict[str, Any], lines: int, marker: str) -> None:
         """Goes away in mid-answer: after ``lines`` lines that begin with ``marker``."""
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=120)
-        connection.request("POST", "/v1/chat/completions", json.dumps(body | {"stream": True}))
-        response = connection.getresponse()
-        seen = 0
-        while seen < lines:
-            line = response.readline()
-            assert line, "the answer ended before the client could leave"
-            seen += line.startswith(marker.encode())
-        # A reset, as a killed client's system sends it: the server's next write fails.
-        connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
-        response.close()
-        connection.close()
+        text = json.dumps(body | {"stream": True}).encode()
+        head = f"POST /v1/chat/completions HTTP/1.0\r\nContent-Length: {len(text)}\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", self.port), timeout=120) as connection:
+            connection.sendall(head.encode() + text)
+            with connection.makefile("rb") as answer:
+                while lines:
+                    line = answer.readline()
+                    assert line, "the answer ended before the client could leave"
+                    lines -= line.startswith(marker.encode())
+            # A reset, as a killed client's system sends it: the server's next write fails.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
-    def settled(self) -> dict[str, Any]:
-        """The cache's figures once nothing changes any more."""
-        before = self.cache()
-        while True:
-            time.sleep(0.5)
-            now = self.cache()
-            if now["stats"] == before["stats"]:
-                return now
-            before = now
+    def until_held(self, ntokens: int) -> int:
+        """Waits until at least ``ntokens`` are held; what a client left behind ends some time later."""
+        deadline = time.monotonic() + 120
+        while (held := self.cache()["stats"]["ntokens"]) < ntokens:
+            assert time.monotonic() < deadline, f"{held} tokens held, {ntokens} expected"
+            time.sleep(0.2)
+        return held
 
     @contextmanager
     def client(self) -> Iterator[OpenAI]:

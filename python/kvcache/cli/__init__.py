@@ -15,7 +15,7 @@ import sys
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from kvcache.cli import demo, replay, serve
+from kvcache.cli import demo, doctor, replay, serve
 from kvcache.cli.console import CliError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CliError", "main"]
 
-_SUBCOMMANDS = (demo, replay, serve)
+_SUBCOMMANDS = (demo, replay, serve, doctor)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

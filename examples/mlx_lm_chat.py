@@ -1,0 +1,55 @@
+"""A chat with any mlx-lm model that prefills only what is new: python mlx_lm_chat.py MODEL
+
+One line of input is one question; an empty line ends the chat. Shown after each answer: how many
+tokens the prompt had, how many came from the cache, and the time to the first token.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from mlx_lm import load, stream_generate
+
+from kvcache import KVPrefixCache, model_namespace
+
+
+def answer(model, tokenizer, cache: KVPrefixCache, namespace: str, prompt: list[int]) -> str:
+    """Generates one answer; the session fetches what is known and stores what is new."""
+    text, first = "", None
+    started = time.perf_counter()
+    with cache.session(prompt, model=model, namespace=namespace) as s:
+        responses = stream_generate(
+            model,
+            tokenizer,
+            s.remaining,
+            prompt_cache=s.prompt_cache,
+            prompt_progress_callback=s.on_progress,
+            max_tokens=100,
+        )
+        for r in responses:
+            first = first or time.perf_counter() - started
+            s.append(r.token)
+            print(r.text, end="", flush=True)
+            text += r.text
+    print(f"\n[{len(prompt)} tokens, {s.hit.length} from the cache, first after {first:.2f} s]")
+    return text
+
+
+def main() -> None:
+    """Chats on standard input."""
+    path = sys.argv[1]
+    model, tokenizer = load(path)
+    messages = [{"role": "system", "content": "You answer in one short sentence."}]
+    with KVPrefixCache(max_bytes="4GB") as cache:
+        for question in iter(sys.stdin.readline, ""):
+            if not question.strip():
+                break
+            messages.append({"role": "user", "content": question.strip()})
+            prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+            text = answer(model, tokenizer, cache, model_namespace(path), prompt)
+            messages.append({"role": "assistant", "content": text})
+
+
+if __name__ == "__main__":
+    main()
