@@ -55,8 +55,8 @@ class Machine(RuleBasedStateMachine):
     """One cache, the shelves that say what it may hand out, and sums of what it said it did."""
 
     @initialize(
-        limit=st.sampled_from([None, None, 6_000, 20_000, 60_000]),
-        max_buffers=st.sampled_from([None, None, 40]),
+        limit=st.sampled_from([None, None, None, 12_000, 40_000]),
+        max_buffers=st.sampled_from([None, None, None, 60]),
         segment_tokens=st.sampled_from([1, 2, 3, 5, 8, 64]),
         max_checkpoints=st.sampled_from([1, 3, 100]),
         policy=st.sampled_from(["always", "auto"]),
@@ -87,6 +87,8 @@ class Machine(RuleBasedStateMachine):
         self.refusals: Counter[str] = Counter()
         self.evicted = Eviction()
         self.seen: dict[Any, list[bytes]] = {}
+        self.known: dict[str, list[Prompt]] = {space: [] for space in LAYOUTS}
+        self.young = 0
 
     def teardown(self) -> None:
         if hasattr(self, "cache"):
@@ -103,6 +105,7 @@ class Machine(RuleBasedStateMachine):
         assert eviction.freed == eviction.nbytes
         assert before is None or before - footprint() == eviction.nbytes
         if eviction:
+            self.young = 0
             assert eviction.cycles == 1
             for shelf in self.all_shelves():
                 shelf.exact = False
@@ -113,6 +116,7 @@ class Machine(RuleBasedStateMachine):
     def forget(self, space: str) -> None:
         for name, model in LAYOUTS[space].items():
             self.shelves[space][name] = Shelf(not model.spans)
+        self.known[space] = []
         self.pins = [(pin, where, prompt) for pin, where, prompt in self.pins if where != space]
 
     def spans(self, prompt: Prompt) -> list[MediaSpan]:
@@ -151,6 +155,9 @@ class Machine(RuleBasedStateMachine):
         more=st.lists(st.integers(0, 9), min_size=1, max_size=3),
     )
     def fetch(self, space: str, prompt: Prompt, take: bool, more: list[int]) -> None:
+        self.fetch_of(space, prompt, take, more)
+
+    def fetch_of(self, space: str, prompt: Prompt, take: bool, more: list[int]) -> None:
         peeked = self.cache.peek(prompt.ids, namespace=space, media=self.spans(prompt))
         ledger = self.cache.nbytes
         given = np.array(prompt.ids, np.int32)
@@ -191,6 +198,9 @@ class Machine(RuleBasedStateMachine):
         data=st.data(),
     )
     def store(self, space: str, prompt: Prompt, extra: int, chunk: int | None, data: st.DataObject) -> None:
+        self.store_of(space, prompt, extra, chunk, data)
+
+    def store_of(self, space: str, prompt: Prompt, extra: int, chunk: int | None, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(LAYOUTS[space])))
         model, donate = LAYOUTS[space][name], data.draw(st.booleans())
         if model.spans and prompt.ids:
@@ -246,17 +256,41 @@ class Machine(RuleBasedStateMachine):
         if stored.length == 0 or (stored.reason == "too_large" and not model.spans):
             return
         kept = prompt.cut(stored.length)
+        self.known[space] = [*self.known[space][-7:], kept]
+        self.young += 1
         shelf.entries[tuple(kept.keys())] = all(_whole(layer, stored.length) for layer in model.layers)
         found = self.cache.peek((*kept.ids, 8), namespace=space, media=self.spans(kept))
         assert found.length == stored.length
         if name == "state":
             assert self.cache.nbytes >= model.nbytes(stored.length)
 
+    @precondition(lambda self: any(self.known.values()))
+    @rule(data=st.data(), take=st.booleans())
+    def fetch_again(self, data: st.DataObject, take: bool) -> None:
+        """What was stored, or less of it, with something else behind."""
+        space, prompt = self.drawn(data)
+        self.fetch_of(space, prompt, take, [5])
+
+    @precondition(lambda self: any(self.known.values()))
+    @rule(data=st.data())
+    def store_longer(self, data: st.DataObject) -> None:
+        """The next turn of a chat."""
+        space, prompt = self.drawn(data)
+        self.store_of(space, prompt, 0, None, data)
+
+    def drawn(self, data: st.DataObject) -> tuple[str, Prompt]:
+        space = data.draw(st.sampled_from(sorted(space for space in self.known if self.known[space])))
+        prompt = data.draw(st.sampled_from(self.known[space]))
+        kept = prompt.cut(data.draw(st.integers(0, 3).map(lambda less: max(0, len(prompt.ids) - less))))
+        tail = tuple(data.draw(st.lists(st.integers(0, 3), max_size=4)))
+        return space, Prompt(kept.ids + tail, kept.media)
+
     @rule(space=spaces, prompt=prompts())
     def peek(self, space: str, prompt: Prompt) -> None:
         self.check_hit(self.cache.peek(prompt.ids, namespace=space, media=self.spans(prompt)), space, prompt)
 
-    @rule(amount=st.integers(0, 9000))
+    @precondition(lambda self: self.young > 4)
+    @rule(amount=st.integers(0, 4000))
     def evict(self, amount: int) -> None:
         ledger, before = self.cache.nbytes, footprint()
         eviction = self.cache.evict(amount)
@@ -266,6 +300,7 @@ class Machine(RuleBasedStateMachine):
         if not self.pins:
             assert eviction.nbytes >= min(amount, ledger)
 
+    @precondition(lambda self: self.young > 10)
     @rule(amount=st.integers(0, 40_000), tokens=st.none() | st.integers(0, 60))
     def trim_to(self, amount: int, tokens: int | None) -> None:
         before = footprint()
@@ -315,11 +350,13 @@ class Machine(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.now += seconds
 
+    @precondition(lambda self: self.young > 8)
     @rule(seconds=st.sampled_from([0.0, 5.0, 100.0]))
     def evict_idle(self, seconds: float) -> None:
         before = footprint()
         self.count(self.cache.evict_idle(seconds), before)
 
+    @precondition(lambda self: self.young > 10)
     @rule(space=spaces)
     def drop(self, space: str) -> None:
         ledger, others = self.cache.stats(space).nbytes, self.cache.nbytes - self.cache.stats(space).nbytes
@@ -332,6 +369,7 @@ class Machine(RuleBasedStateMachine):
         assert (eviction.nbytes, self.cache.nbytes) == (ledger, others)
         self.forget(space)
 
+    @precondition(lambda self: self.young > 12)
     @rule()
     def clear(self) -> None:
         ledger, before = self.cache.nbytes, footprint()
