@@ -13,7 +13,7 @@ PRELOAD  := $(if $(OPENBLAS),LD_PRELOAD=$(OPENBLAS),)
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name 'Cargo.toml') Cargo.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-rust test-python lint format bench bench-memory bench-hit-rates wheel clean openblas
+.PHONY: help build demo test test-rust test-python lint format bench bench-memory bench-hit-rates bench-peers wheel clean openblas
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +65,10 @@ bench-memory: build  ## what evictions give back, exact allocator and default po
 
 bench-hit-rates: build  ## replay real traces (TRACES=folder); fails where off the reference
 	$(BIN)/python benches/replay/hit_rates.py $(TRACES)
+
+bench-peers: build  ## prefix indexes of other projects beside ours; writes benches/results/peers.md
+	-$(BIN)/python -m pip install --quiet --no-deps --target target/peers/python vllm-mlx
+	$(BIN)/python -m benches.peers
 
 wheel: $(VENV)/.created  ## abi3 wheel and sdist in dist/
 	$(BIN)/maturin build --release --sdist --out dist

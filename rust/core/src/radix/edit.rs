@@ -3,6 +3,7 @@
 use crate::evict::Dropped;
 use crate::forest::Forest;
 use crate::ids::{NodeId, SegmentId, TreeId};
+use crate::keys::any_media;
 use crate::ledger::{Amount, Ledger};
 use crate::lru::Lru;
 use crate::radix::arena::Arena;
@@ -115,7 +116,7 @@ impl Trees {
         self.arena.alter(parent, |parent| parent.children.set(first, upper));
         self.arena.alter(lower, |node| {
             node.keys = node.keys[at as usize..].into();
-            node.media = node.media && node.keys.iter().any(|key| key & crate::keys::MEDIA_BIT != 0);
+            node.media = node.media && any_media(&node.keys);
             node.ends = boxed(below);
             node.parent = upper;
             node.segment = lower_segment;

@@ -1,7 +1,7 @@
 //! A node: a run of token keys, the segment that holds their KV, and perhaps a checkpoint.
 
 use crate::ids::{CheckpointId, NodeId, SegmentId, TreeId};
-use crate::keys::MEDIA_BIT;
+use crate::keys::any_media;
 use crate::radix::children::Children;
 
 /// A copy of the window and state layers after a node's last token.
@@ -69,7 +69,7 @@ impl Node {
     pub(crate) fn new(tree: TreeId, parent: NodeId, start: u32, keys: Box<[u32]>) -> Self {
         Self {
             end: start + keys.len() as u32,
-            media: keys.iter().any(|key| key & MEDIA_BIT != 0),
+            media: any_media(&keys),
             keys,
             children: Children::None,
             segment: SegmentId(0),
