@@ -1,6 +1,6 @@
-"""A chat with any mlx-lm model that prefills only what is new: python mlx_lm_chat.py MODEL
+"""A chat with any mlx-lm model that prefills only what is new.
 
-One line of input is one question; an empty line ends the chat. Shown after each answer: how many
+Run it with `python mlx_lm_chat.py MODEL`. One line of input is one question; an empty line ends the chat. Shown after each answer: how many
 tokens the prompt had, how many came from the cache, and the time to the first token.
 """
 
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import Any
 
 from mlx_lm import load, stream_generate
 
 from kvcache import KVPrefixCache, model_namespace
 
 
-def answer(model, tokenizer, cache: KVPrefixCache, namespace: str, prompt: list[int]) -> str:
+def answer(model: Any, tokenizer: Any, cache: KVPrefixCache, namespace: str, prompt: list[int]) -> str:
     """Generates one answer; the session fetches what is known and stores what is new."""
     text, first = "", None
     started = time.perf_counter()

@@ -1,11 +1,12 @@
-"""An engine of one's own, with its own loop: fetch, reserve, store. python own_engine.py MODEL PROMPT...
+"""An engine of one's own, with its own loop around fetch, reserve and store.
 
-Each prompt is answered greedily. What the cache needs from an engine is in `generate`, four calls.
+Run it with `python own_engine.py MODEL PROMPT...`: it answers each prompt greedily.
 """
 
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import mlx.core as mx
 from mlx_lm import load
@@ -16,16 +17,18 @@ from kvcache import KVPrefixCache
 STEP = 512
 
 
-def generate(model, cache: KVPrefixCache, tokens: list[int], stop: set[int], most: int = 40) -> list[int]:
+def generate(
+    model: Any, cache: KVPrefixCache, tokens: list[int], stop: set[int], most: int = 40
+) -> list[int]:
     """Prefills what is not known in chunks, generates, and keeps both for later prompts."""
     hit = cache.fetch(tokens)
     prompt_cache = hit.prompt_cache or make_prompt_cache(model)
+    if cache.ntokens:
+        # Room for the whole prompt at once, so that the stores below need not evict each time.
+        cache.reserve((len(tokens) - hit.length) * cache.nbytes // cache.ntokens, protect=hit)
     # All but the last token are prefilled; it is the first to be sampled from.
     done = hit.length
     while done < len(tokens) - 1:
-        if hit and done == hit.length:
-            # Room for the whole prompt at once, so that the stores below need not evict each time.
-            cache.reserve((len(tokens) - done) * cache.nbytes // cache.ntokens, protect=hit)
         # Where the cache says so, stopping and storing helps prompts that share this much.
         stops = [at for at in (done + STEP, len(tokens) - 1, hit.checkpoint_at) if at and at > done]
         end = min(stops)

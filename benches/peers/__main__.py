@@ -17,7 +17,7 @@ REPORT = ROOT / "benches" / "results" / "peers.md"
 # vllm-mlx is put here by `make bench-peers`, without its dependencies: they would pull in a server.
 sys.path.append(str(TARGET / "python"))
 
-from benches.peers import python_side, report  # noqa: E402
+from benches.peers import plots, python_side, report  # noqa: E402
 
 
 def say(what: str) -> None:
@@ -49,6 +49,7 @@ def main() -> None:
         return
     REPORT.parent.mkdir(exist_ok=True)
     report.write(REPORT, rust, python)
+    plots.draw(REPORT.parent, rust, python)
     say(f"written: {REPORT.relative_to(ROOT)}")
 
 

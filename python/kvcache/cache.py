@@ -117,6 +117,7 @@ class KVPrefixCache:
         Complexity: O(len(tokens)) for the match, one copy of the KV; the number of stored prompts
         plays no part.
         """
+        self._state.enter("fetch")
         return fetch(self._state, partial(question, tokens, namespace, media), take)
 
     def peek(self, tokens: Any, *, namespace: str = "", media: Sequence[MediaSpan] = ()) -> Hit:
@@ -126,6 +127,7 @@ class KVPrefixCache:
             TokenError: A token id that is out of range.
             TypeError: Tokens of another type.
         """
+        self._state.enter("peek")
         return peek(self._state, partial(question, tokens, namespace, media))
 
     def store(
@@ -180,6 +182,7 @@ class KVPrefixCache:
                 raise TypeError(f"label must be a str, found {type(label).__name__}")
             return ask()
 
+        self._state.enter("store")
         return Store(self._state, checked, label, donate).run(prompt_cache, length)
 
     def session(
@@ -195,20 +198,25 @@ class KVPrefixCache:
         kv_bits: int | None = None,
     ) -> Session:
         """One request from fetch to store, as a context manager: see :class:`kvcache.Session`."""
-        _whole("prefill_step_size", prefill_step_size)
-        if prefill_step_size < 1:
-            raise ConfigError(f"prefill_step_size must be at least 1, found {prefill_step_size}")
-        return Session(
-            self,
-            tokens,
-            model=model,
-            draft_model=draft_model,
-            namespace=namespace,
-            media=media,
-            take=take,
-            prefill_step_size=prefill_step_size,
-            kv_bits=kv_bits,
-        )
+
+        def begin() -> Session:
+            _whole("prefill_step_size", prefill_step_size)
+            if prefill_step_size < 1:
+                raise ConfigError(f"prefill_step_size must be at least 1, found {prefill_step_size}")
+            return Session(
+                self,
+                tokens,
+                model=model,
+                draft_model=draft_model,
+                namespace=namespace,
+                media=media,
+                take=take,
+                prefill_step_size=prefill_step_size,
+                kv_bits=kv_bits,
+            )
+
+        self._state.enter("session")
+        return self._state.ranks.together(begin)
 
     def reserve(self, nbytes: int, *, protect: Hit | None = None) -> Eviction:
         """Makes room for ``nbytes`` under ``max_bytes`` and ``memory_limit`` before a long prefill.
@@ -220,6 +228,7 @@ class KVPrefixCache:
         Returns:
             What was evicted. Where so much room cannot be made under ``max_bytes``, nothing is.
         """
+        self._state.enter("reserve")
         return reserve(self._state, nbytes, protect)
 
     def evict(self, nbytes: int) -> Eviction:
@@ -228,21 +237,29 @@ class KVPrefixCache:
         When it returns, MLX active + cached memory is lower by that much. ``evict(0)`` does
         nothing.
         """
+        self._state.enter("evict")
         return self._state.evict(lambda _: (parse_size(nbytes, "nbytes"), 0))
 
     def evict_idle(self, seconds: float) -> Eviction:
         """Evicts what was not used for ``seconds`` by the clock; pinned entries stay."""
         state = self._state
+        state.enter("evict_idle")
 
-        def count() -> int:
+        def since() -> int | None:
             if not seconds >= 0:
                 raise ConfigError(f"seconds must not be negative, found {seconds}")
-            since = state.stamp() - seconds * 1e6
-            # Clocks differ: the first rank's decides for all.
-            if since < 0 or state.ranks.rank != 0:
-                return 0
+            stamp = state.stamp() - seconds * 1e6
+            return int(stamp) if stamp >= 0 else None
+
+        if not state.ranks.grouped:
+            stamp = since()
+            return state.cycle(lambda index: None if stamp is None else index.evict_idle(stamp))
+
+        def count() -> int:
+            stamp = since()
             with state.guard() as index:
-                return index.count_idle(int(since))
+                # Clocks differ: the first rank's decides for all.
+                return 0 if stamp is None or state.ranks.rank else index.count_idle(stamp)
 
         return state.evict_units(state.ranks.most(count))
 
@@ -254,6 +271,7 @@ class KVPrefixCache:
             most_tokens = index.ntokens if tokens is None else _whole("tokens", tokens)
             return max(0, index.nbytes - most_bytes), max(0, index.ntokens - most_tokens)
 
+        self._state.enter("trim_to")
         return self._state.evict(over)
 
     def pin(self, tokens: Any, *, namespace: str = "", media: Sequence[MediaSpan] = ()) -> Pin:
@@ -264,11 +282,13 @@ class KVPrefixCache:
             node matched in part is pinned whole; of a hybrid model the deepest usable checkpoint
             with its KV is.
         """
+        self._state.enter("pin")
         return pin(self._state, partial(question, tokens, namespace, media))
 
     def drop(self, namespace: str) -> Eviction:
         """Drops all of a namespace, pinned or not."""
         state = self._state
+        state.enter("drop")
         state.ranks.together(partial(self._usable, namespace))
         evicted = state.cycle(lambda index: index.drop(namespace))
         with state.guard():
@@ -283,6 +303,7 @@ class KVPrefixCache:
 
     def clear(self) -> Eviction:
         """Drops everything, pinned or not, and gives MLX's pool back."""
+        self._state.enter("clear")
         self._state.ranks.together(self._usable)
         return self._state.cycle(lambda index: index.clear(), always=True)
 

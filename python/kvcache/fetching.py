@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kvcache import arrays
 from kvcache._core import Tokens
@@ -12,6 +12,7 @@ from kvcache.errors import ConfigError, InternalError
 from kvcache.layers.prompt import token_bytes
 from kvcache.pressing import Relief
 from kvcache.results import Hit, media_keys
+from kvcache.sizes import LARGEST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,22 +23,32 @@ if TYPE_CHECKING:
     from kvcache.results import MediaSpan, Reason
     from kvcache.state import State
 
+# In this order ranks agree on a miss: the reason furthest down stands for all.
+_REASONS: Final[tuple[Reason, ...]] = ("hit", "no_entry", "no_checkpoint", "media", "too_short")
+
 
 def rest(tokens: Any, length: int) -> Any:
     """``tokens[length:]``; of an array with one row, the rest of that row."""
     return tokens[:, length:] if getattr(tokens, "ndim", 1) == 2 else tokens[length:]
 
 
-def hit_of(
-    found: Match, asked: Question, prompt_cache: list[Any] | None, reason: Reason | None = None
-) -> Hit:
-    """The result of a lookup; with a ``reason`` of its own, a miss."""
-    length = found.length if reason is None else 0
+@dataclass(frozen=True)
+class Found:
+    """What a lookup found on all ranks."""
+
+    length: int
+    matched: int
+    reason: Reason
+    checkpoint_at: int | None
+
+
+def hit_of(found: Match | Found, asked: Question, prompt_cache: list[Any] | None) -> Hit:
+    """The result of a lookup."""
     return Hit(
-        length=length,
+        length=found.length,
         prompt_cache=prompt_cache,
-        remaining=rest(asked.tokens, length),
-        reason=reason or found.reason,
+        remaining=rest(asked.tokens, found.length),
+        reason=found.reason,
         matched=found.matched,
         checkpoint_at=found.checkpoint_at,
         tokens=asked.tokens,
@@ -87,10 +98,33 @@ def question(tokens: Any, namespace: str, media: Sequence[MediaSpan]) -> Questio
     return asked
 
 
+@dataclass(frozen=True)
+class Agreed:
+    """What all ranks can serve.
+
+    Attributes:
+        asked: The question.
+        found: The answer, the same on all ranks.
+        limit: A lookup of so many tokens at most finds it.
+        relief: Measures the memory for the copy.
+        units: To be evicted before the copy.
+    """
+
+    asked: Question
+    found: Found
+    limit: int
+    relief: Relief
+    units: int
+
+
 def agreed(
-    state: State, ask: Callable[[], Question], *, whole: bool, need: bool
-) -> tuple[Question, Match, int, int]:
-    """What all ranks can serve: the question, this one's first find, the agreed length, units to evict.
+    state: State,
+    ask: Callable[[], Question],
+    *,
+    whole: bool = False,
+    need: Callable[[Match], int] | None = None,
+) -> Agreed:
+    """Agrees on what all ranks can serve.
 
     Each rank proposes its usable length; where they differ, all propose again at or below the
     smallest. One collective, more only while the agreed values differ.
@@ -99,49 +133,53 @@ def agreed(
         state: The cache's inside.
         ask: Reads and checks the caller's arguments.
         whole: The whole prompt may be used, as for a pin.
-        need: Also agree how many units to evict before the copy.
+        need: Bytes that a copy of the match would allocate; None: there will be no copy.
     """
     asked: Question | None = None
     first: Match | None = None
-    limit: int | None = None
+    most, limit = 0, LARGEST
+    relief = Relief(state, 0)
 
-    def propose() -> tuple[int, int, int]:
-        nonlocal asked, first
-        asked = ask() if asked is None else asked
-        most = len(asked.key) if whole else asked.limit
+    def propose() -> tuple[int, ...]:
+        nonlocal asked, first, most, relief
+        if asked is None:
+            asked = ask()
+            most = len(asked.key) if whole else asked.limit
         with state.guard() as index:
-            found = index.lookup(
-                asked.key, asked.namespace, asked.spans, most if limit is None else min(most, limit)
-            )
-            layouts = index.layouts(asked.namespace)
+            found = index.lookup(asked.key, asked.namespace, asked.spans, min(most, limit))
         first = found if first is None else first
+        at = -1 if first.checkpoint_at is None else first.checkpoint_at
+        told = (_REASONS.index(first.reason), first.matched, at)
         if found.layout is None:
-            return 0, 0, 0
-        units = 0
-        if need:
-            nbytes = found.length * token_bytes(state.layouts[found.layout])
-            nbytes += state.checkpoint_bytes.get(found.layout, 0)
-            units = Relief(state, nbytes).units()
-        return found.length, layouts.index(found.layout), units
+            return 0, 0, 0, *told
+        relief = Relief(state, 0 if need is None else need(found))
+        return found.length, found.layout, 0 if need is None else relief.units(), *told
 
     while True:
-        lows, highs = state.ranks.propose(propose, 3)
-        if asked is None or first is None:
-            raise InternalError("a proposal ended without a result")
+        lows, highs = state.ranks.propose(propose, 6)
         if lows[:2] == highs[:2]:
-            return asked, first, lows[0], highs[2]
+            break
         # Other layouts at one length cannot be joined into one answer: nothing is reused.
         limit = lows[0] if lows[0] < highs[0] else 0
+    if asked is None:
+        raise InternalError("a proposal ended without its question")
+    # Where no rank missed, the miss is that their answers do not go together.
+    reason = _REASONS[highs[3]] if lows[0] or highs[3] else "no_entry"
+    at = lows[5] if lows[5] > lows[0] else None
+    found = Found(lows[0], lows[4], reason, at)
+    return Agreed(asked, found, min(most, limit), relief, highs[2])
 
 
 def fetch(state: State, ask: Callable[[], Question], take: bool) -> Hit:
     """Finds the longest usable prefix and hands out a copy of it, or with ``take`` the thing itself."""
+    common: Agreed | None = None
     if state.ranks.grouped:
-        asked, first, limit, units = agreed(state, ask, whole=False, need=not take)
-        if limit == 0:
-            return _miss(state, asked, first)
+        common = agreed(state, ask, need=lambda found: 0 if take else _nbytes(state, found))
+        asked, limit = common.asked, common.limit
+        if not common.found.length:
+            return _counted(state, hit_of(common.found, asked, None), asked)
     else:
-        asked, units = ask(), None
+        asked = ask()
         limit = asked.limit
     with state.guard() as index:
         acquired = (index.take if take else index.acquire)(asked.key, asked.namespace, asked.spans, limit)
@@ -154,35 +192,35 @@ def fetch(state: State, ask: Callable[[], Question], take: bool) -> Hit:
         pieces, images = _gather(state, acquired)
     try:
         remaining = len(asked.key) - found.length
-        prompt_cache = _copy(state, acquired, layout, pieces, images, remaining, units)
+        prompt_cache = _copy(state, acquired, layout, pieces, images, remaining, common)
     finally:
         state.release(acquired.lease)
-    hit = hit_of(found, asked, prompt_cache)
-    with state.guard():
-        state.counters.fetched(asked.namespace, hit, len(asked.key))
-    return hit
+    return _counted(state, hit_of(found if common is None else common.found, asked, prompt_cache), asked)
 
 
 def peek(state: State, ask: Callable[[], Question]) -> Hit:
     """What a fetch would find."""
     if state.ranks.grouped:
-        asked, first, limit, _ = agreed(state, ask, whole=False, need=False)
-        if limit == 0:
-            return hit_of(first, asked, None, "no_entry" if first.length else first.reason)
-    else:
-        asked = ask()
-        limit = asked.limit
+        common = agreed(state, ask)
+        return hit_of(common.found, common.asked, None)
+    asked = ask()
     with state.guard() as index:
-        found = index.lookup(asked.key, asked.namespace, asked.spans, limit)
+        found = index.lookup(asked.key, asked.namespace, asked.spans, asked.limit)
     return hit_of(found, asked, None)
 
 
-def _miss(state: State, asked: Question, found: Match) -> Hit:
-    """The ranks agree that nothing is reused, whatever this one found."""
-    hit = hit_of(found, asked, None, "no_entry" if found.length else found.reason)
+def _counted(state: State, hit: Hit, asked: Question) -> Hit:
     with state.guard():
         state.counters.fetched(asked.namespace, hit, len(asked.key))
     return hit
+
+
+def _nbytes(state: State, found: Match) -> int:
+    """Bytes that a copy will need, as far as they are known before it is looked at."""
+    if found.layout is None:
+        return 0
+    checkpoint = state.checkpoint_bytes.get(found.layout, 0)
+    return found.length * token_bytes(state.layouts[found.layout]) + checkpoint
 
 
 def _gather(state: State, acquired: Acquired) -> tuple[list[Piece], list[Image]]:
@@ -207,13 +245,16 @@ def _copy(
     pieces: list[Piece],
     images: list[Image],
     remaining: int,
-    units: int | None,
+    common: Agreed | None,
 ) -> list[Any]:
     length = acquired.found.length
     trim = acquired.checkpoint is not None and acquired.checkpoint[1] > length
     frugal = acquired.taken is not None
     nbytes = length * token_bytes(layout) + arrays.nbytes(array for image in images for array in image.arrays)
-    state.relieve(0 if frugal else nbytes, units)
+    if common is None:
+        state.relieve(Relief(state, 0 if frugal else nbytes))
+    else:
+        state.relieve(common.relief, common.units)
     return state.allocating(
         lambda: join(layout, pieces, images, length, trim, remaining, frugal),
         nbytes,

@@ -29,6 +29,7 @@ class Pin:
     def release(self) -> None:
         """Lets go: the prefix is plain LRU again, most recently used. A second call does nothing."""
         lease, self._lease = self._lease, None
+        self._state.enter("release")
         self._state.release(lease)
 
     def __enter__(self) -> Self:
@@ -54,9 +55,10 @@ class Pin:
 def pin(state: State, ask: Callable[[], Question]) -> Pin:
     """Leases the longest stored prefix."""
     if state.ranks.grouped:
-        asked, _, limit, _ = agreed(state, ask, whole=True, need=False)
-        if limit == 0:
+        common = agreed(state, ask, whole=True)
+        if not common.found.length:
             return Pin(state, None, 0)
+        asked, limit = common.asked, common.limit
     else:
         asked = ask()
         limit = len(asked.key)

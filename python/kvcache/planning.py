@@ -35,6 +35,7 @@ class Reading:
         length: The same, cut to the start of a media span.
         checkpointed: Some rank has layers that are kept in checkpoints.
         trimmable: On every rank a checkpoint of it would serve shorter lengths too.
+        number: The layout's number, where ranks had to agree on one.
     """
 
     prompt: Prompt
@@ -43,6 +44,7 @@ class Reading:
     length: int
     checkpointed: bool
     trimmable: bool
+    number: int | None = None
 
 
 @dataclass
@@ -64,12 +66,11 @@ class Step:
 
 def plan(state: State, asked: Question, reading: Reading, label: str) -> Step:
     """Plans a store and reclaims what made room for it. The plan is open until commit or abort."""
-    stamp = state.stamp()
     nbytes, buffers, _ = image_figures(reading.prompt.images())
 
-    def request(index: CacheIndex) -> Callable[[], Planned | Drafted]:
+    def request(index: CacheIndex, stamp: int) -> Callable[[], Planned | Drafted]:
         state.require_match(asked.namespace, reading.layout)
-        number = state.layout_id(reading.layout)
+        number = state.layout_id(reading.layout) if reading.number is None else reading.number
         if reading.checkpointed:
             state.checkpoint_bytes[number] = nbytes
         return partial(
@@ -88,8 +89,9 @@ def plan(state: State, asked: Question, reading: Reading, label: str) -> Step:
 
     if state.ranks.grouped:
         return _agreed(state, request)
+    stamp = state.stamp()
     with state.guard() as index:
-        planned = cast("Planned", request(index)())
+        planned = cast("Planned", request(index, stamp)())
         halved = _halved(state, planned)
         dropped = state.segments.remove(planned.evicted)
     evicted = Eviction()
@@ -113,27 +115,31 @@ def _halved(state: State, planned: Planned) -> Segment | None:
     return None if planned.split is None else list(state.segments.segment(planned.split[0]))
 
 
-def _agreed(state: State, request: Callable[[CacheIndex], Callable[[], Planned | Drafted]]) -> Step:
+def _agreed(state: State, request: Callable[[CacheIndex, int], Callable[[], Planned | Drafted]]) -> Step:
     """A plan of equal length on all ranks, after equal evictions."""
     drafted: Drafted | None = None
 
-    def propose() -> tuple[int, int, int]:
+    def propose() -> tuple[int, int, int, int]:
         nonlocal drafted
+        stamp = state.stamp()
         with state.guard() as index:
-            drafted = cast("Drafted", request(index)())
-        return _OUTCOMES.index(drafted.outcome), drafted.length, drafted.length_anew
+            drafted = cast("Drafted", request(index, stamp)())
+        return _OUTCOMES.index(drafted.outcome), drafted.matched, drafted.length, drafted.length_anew
 
     try:
-        lows, highs = state.ranks.propose(propose, 3)
-        if lows[0] != highs[0] or drafted is None:
-            raise InternalError("the ranks' indexes differ: some hold this key, others do not")
+        lows, highs = state.ranks.propose(propose, 4)
+        if lows[:2] != highs[:2] or drafted is None:
+            raise InternalError(
+                f"the ranks' indexes differ: they hold from {lows[1]} to {highs[1]} tokens of this key; "
+                "drop its namespace on all of them to go on, KVCACHE_CHECK_RANKS=1 tells which call it was"
+            )
         if drafted.draft is None:
             return Step(drafted.outcome, None, None, Eviction())
-        length = max(lows[1:])
+        length = max(lows[2:])
         if length == 0:
             abort(state, drafted.draft)
             return Step("too_large", None, None, Eviction())
-        return _settled(state, drafted.draft, length, anew=lows[2] > lows[1])
+        return _settled(state, drafted.draft, length, anew=lows[3] > lows[2])
     except BaseException:
         abort(state, None if drafted is None else drafted.draft)
         raise
@@ -142,16 +148,19 @@ def _agreed(state: State, request: Callable[[CacheIndex], Callable[[], Planned |
 def _settled(state: State, draft: int, length: int, *, anew: bool) -> Step:
     """Evicts the agreed number of units until every rank has room, then promises."""
     evicted = Eviction()
-    with state.guard() as index:
-        given_up = index.settle(draft, length, anew)[2]
-        dropped = state.segments.remove(given_up)
-    if given_up:
-        evicted += state.finish(given_up, dropped)
 
     def over() -> int:
+        nonlocal anew, evicted
         with state.guard() as index:
-            nbytes, buffers, _ = index.settle(draft, length, anew=False)
-            return index.count_units(nbytes=nbytes, buffers=buffers)
+            nbytes, buffers, given_up = index.settle(draft, length, anew)
+            dropped = state.segments.remove(given_up)
+            units = index.count_units(nbytes=nbytes, buffers=buffers)
+        anew = False
+        if given_up:
+            evicted += state.finish(given_up, dropped)
+        if not units and (nbytes or buffers):
+            raise InternalError(f"a store that was to fit lacks {nbytes} bytes and {buffers} buffers")
+        return units
 
     while units := state.ranks.most(over):
         evicted += state.evict_units(units)

@@ -38,7 +38,7 @@ class Attempt(Generic[T]):
         self._result: list[T] = []
         try:
             self._result.append(action())
-        except Exception as error:  # noqa: BLE001 - kept, and raised by `result`
+        except Exception as error:  # noqa: BLE001 - kept, and raised by `reraise`
             if is_allocation_failure(error):
                 # The frames hold the arrays that were made so far.
                 traceback.clear_frames(error.__traceback__)
@@ -47,14 +47,17 @@ class Attempt(Generic[T]):
                 self.status, self._error = FAILED, error
 
     def result(self) -> T:
-        """What the work returned; raises what it raised."""
+        """What the work returned, where it succeeded."""
+        return self._result[0]
+
+    def reraise(self) -> None:
+        """Raises what the work raised, if it failed."""
         if self._error is not None:
             # Not kept: the error's frames hold this object, which would be a cycle around arrays.
             try:
                 raise self._error
             finally:
                 self._error = None
-        return self._result[0]
 
 
 class Relief:

@@ -11,6 +11,7 @@ A cache without a group agrees with itself: no collective, no cost.
 from __future__ import annotations
 
 import os
+import zlib
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import mlx.core as mx
@@ -19,8 +20,6 @@ from kvcache.errors import InternalError, RankError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from kvcache._core import CacheIndex
 
 T = TypeVar("T")
 CHECK: Final = "KVCACHE_CHECK_RANKS"
@@ -33,6 +32,7 @@ class Ranks:
         grouped: Whether there is anyone to agree with.
         rank: This process's number.
         collectives: Collectives so far.
+        checked: Whether every call compares the ranks before it acts: ``KVCACHE_CHECK_RANKS=1``.
     """
 
     def __init__(self, group: Any) -> None:
@@ -107,25 +107,40 @@ class Ranks:
         """The largest count of units over all ranks. One collective."""
         return self.propose(lambda: [count()], 1)[1][0]
 
-    def check(self, index: CacheIndex) -> None:
-        """Compares the ranks' indexes line by line; only with ``KVCACHE_CHECK_RANKS=1``.
+    def check(self, call: str, lines: list[str], *, closed: bool) -> None:
+        """Compares the call that the ranks are about to make, and their indexes.
+
+        One collective where all is equal. A closed cache is not compared: the call itself fails.
+
+        Args:
+            call: The call's name.
+            lines: The index's outline.
+            closed: This rank's cache is closed.
 
         Raises:
-            InternalError: Names the first line that differs, as this rank has it.
+            InternalError: Names the first difference, as each rank has it; on all ranks.
         """
-        if not self.checked:
+        lows, highs = self.agree(_code(call), closed, len(lines), _code("\n".join(lines)))
+        if lows[0] != highs[0]:
+            raise InternalError(f"the ranks make different calls: {self._each(call)}")
+        if highs[1] or lows == highs:
             return
-        lines = index.outline()
-        count = self.agree(len(lines))
-        shared = count[0][0]
-        codes = [_code(line) for line in lines[:shared]]
-        lows, highs = self.agree(*codes) if shared else ([], [])
-        for at, (low, high) in enumerate(zip(lows, highs, strict=True)):
-            if low != high:
-                raise InternalError(f"ranks differ; rank {self.rank} has at line {at}: {lines[at]}")
-        if shared != count[1][0]:
-            extra = lines[shared] if len(lines) > shared else "nothing more"
-            raise InternalError(f"ranks differ; rank {self.rank} has after line {shared - 1}: {extra}")
+        shared = lows[2]
+        low, high = self.agree(*map(_code, lines[:shared])) if shared else ([], [])
+        at = next((at for at in range(shared) if low[at] != high[at]), shared)
+        mine = lines[at] if at < len(lines) else "nothing more"
+        raise InternalError(f"the ranks' indexes differ before {call}, in line {at}: {self._each(mine)}")
+
+    def _each(self, text: str) -> str:
+        """What each rank says. Two collectives."""
+        said = text.encode()
+        longest = self.agree(len(said))[1][0]
+        self.collectives += 1
+        mine = mx.array(list(said.ljust(longest)), dtype=mx.int32)
+        flat = mx.distributed.all_gather(mine, group=self._group)
+        rows: list[list[int]] = flat.reshape(-1, longest).tolist()  # type: ignore[assignment]
+        texts = [bytes(row).decode().rstrip() for row in rows]
+        return "; ".join(f"rank {rank} has {text!r}" for rank, text in enumerate(texts))
 
 
 def _raise(failure: BaseException | None, succeeded: int) -> None:
@@ -139,9 +154,6 @@ def _raise(failure: BaseException | None, succeeded: int) -> None:
         del failure
 
 
-def _code(line: str) -> int:
+def _code(text: str) -> int:
     """A number below 2³¹ that is equal in every process."""
-    code = 2166136261
-    for byte in line.encode():
-        code = (code ^ byte) * 16777619 & 0xFFFFFFFF
-    return code >> 1
+    return zlib.crc32(text.encode()) >> 1

@@ -4,32 +4,40 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvcache._core import Tokens
-from kvcache.results import Eviction, media_keys
+from kvcache.fetching import question
+from kvcache.pressing import Relief
+from kvcache.results import Eviction
 from kvcache.sizes import parse_size
 
 if TYPE_CHECKING:
+    from kvcache.fetching import Question
     from kvcache.results import Hit
     from kvcache.state import State
 
 
 def reserve(state: State, nbytes: int, protect: Hit | None) -> Eviction:
     """Makes room for ``nbytes`` under all limits, and leaves ``protect`` alone."""
-    lease: int | None = None
     wanted = 0
+    asked: Question | None = None
 
     def read() -> None:
-        nonlocal lease, wanted
+        nonlocal wanted, asked
         wanted = parse_size(nbytes, "nbytes")
         if protect is None or not protect.length:
             return
-        with state.guard() as index:
-            key, spans = Tokens(protect.tokens), media_keys(protect.media)
-            lease = index.acquire(key, protect.namespace, spans, protect.length).lease
+        asked = question(protect.tokens, protect.namespace, protect.media)
+        if state.ranks.grouped:
+            # Bad tokens show here: a lease that had to be given up again would count as a use.
+            with state.guard() as index:
+                index.lookup(asked.key, asked.namespace, asked.spans, 0)
 
+    state.ranks.together(read)
+    lease: int | None = None
+    if asked is not None and protect is not None:
+        with state.guard() as index:
+            lease = index.acquire(asked.key, asked.namespace, asked.spans, protect.length).lease
     try:
-        state.ranks.together(read)
-        return _make_room(state, wanted) + state.relieve(wanted)
+        return _make_room(state, wanted) + state.relieve(Relief(state, wanted))
     finally:
         state.release(lease)
 

@@ -88,17 +88,24 @@ class Session:
         cache = self._cache
         self.hit = cache.fetch(self._tokens, namespace=self._namespace, media=self._media, take=self._take)
         self.remaining = self.hit.remaining
-        self.prompt_cache = self._ranks.together(lambda: self.hit.prompt_cache or self._fresh())
-        self._local_spans = _spans_only(self.prompt_cache)
+        lows, highs = self._ranks.propose(self._begin, 2)
         # Checkpoints are kept on all ranks where one needs them.
-        self._spans_only = bool(self._ranks.agree(self._local_spans)[0][0])
+        self._spans_only = bool(lows[0])
         self._known = self.hit.length
         self._note(self._known)
-        self._reserve()
+        if highs[1]:
+            self._reserve()
         at = self.hit.checkpoint_at
         if at is not None and self._models and self.hit.length < at < len(self._key):
             self._prefill(at)
         return self
+
+    def _begin(self) -> tuple[bool, bool]:
+        """Whether this rank has span layers only, and whether its namespace knows the bytes of a token."""
+        self.prompt_cache = self.hit.prompt_cache or self._fresh()
+        self._local_spans = _spans_only(self.prompt_cache)
+        with self._cache._state.guard() as index:
+            return self._local_spans, bool(index.layouts(self._namespace))
 
     def _fresh(self) -> list[Any]:
         if not self._models:
@@ -107,15 +114,13 @@ class Session:
 
     def _reserve(self) -> None:
         """Makes room once for the whole prompt, as far as the bytes of a token are known."""
-        state, left = self._cache._state, len(self._key) - self.hit.length
+        state, left, nbytes = self._cache._state, len(self._key) - self.hit.length, 0
         with state.guard() as index:
             layouts = index.layouts(self._namespace)
-            if not layouts:
-                return
-            newest = layouts[-1]
-            nbytes = left * token_bytes(state.layouts[newest])
-            checkpoints = min(state.max_checkpoints, left // self._step + 1)
-            nbytes += checkpoints * state.checkpoint_bytes.get(newest, 0)
+            if layouts:
+                nbytes = left * token_bytes(state.layouts[layouts[-1]])
+                checkpoints = min(state.max_checkpoints, left // self._step + 1)
+                nbytes += checkpoints * state.checkpoint_bytes.get(layouts[-1], 0)
         self._cache.reserve(nbytes, protect=self.hit)
 
     def _prefill(self, at: int) -> None:
@@ -187,8 +192,15 @@ class Session:
             logger.warning("no checkpoint at token {}: {}", at, error)
 
     def _leave(self, failed: bool) -> None:
-        key = self._key.extended(self._appended)
-        lows, highs = self._ranks.propose(lambda: (self._storable(len(key), failed), not failed), 2)
+        key = self._key
+
+        def propose() -> tuple[int, bool]:
+            nonlocal key
+            key = self._key.extended(self._appended)
+            return self._storable(len(key), failed), not failed
+
+        self._cache._state.enter("the end of a session")
+        lows, highs = self._ranks.propose(propose, 2)
         length = lows[0]
         # Of span layers all hold the smallest length; others stand where they stand, or nowhere.
         if length > 0 and (self._spans_only or (lows[1] and length == highs[0])):

@@ -64,7 +64,7 @@ class State:
         self.checkpoint_bytes: dict[int, int] = {}
         # Leases whose pins were collected: finalizers only enqueue.
         self.abandoned: deque[int] = deque()
-        self._layout_ids: dict[Layout, int] = {}
+        self._layout_ids: dict[Layout, list[int]] = {}
         self._next_layout = 0
         self._labels: dict[str, int] = {"": 0}
         self._clock = clock
@@ -87,6 +87,12 @@ class State:
             while self.abandoned and not self.ranks.grouped:
                 self.segments.remove(self.index.release(self.abandoned.popleft(), 0))
             yield self.index
+
+    def enter(self, call: str) -> None:
+        """Where a public call begins: in debug mode the ranks are compared before they act."""
+        if self.ranks.checked:
+            lines = self.index.outline()
+            self.ranks.check(call, lines, closed=self.closed)
 
     def release(self, lease: int | None) -> None:
         """Ends a lease. What only it kept goes to MLX's pool until the next cycle."""
@@ -145,27 +151,25 @@ class State:
         """One cycle that evicts ``units`` of the LRU order."""
         return self.cycle(lambda index: index.evict(units=units))
 
-    def relieve(self, need: int, units: int | None = None) -> Eviction:
-        """Evicts while the measured memory asks for it before ``need`` more bytes.
+    def relieve(self, relief: Relief, units: int | None = None) -> Eviction:
+        """Evicts while the measured memory asks for it.
 
         Stops where eviction cannot cure the pressure: a cycle freed bytes and the source did not
         fall. What is left then stays; so that something is left, pressure beyond all that could go
         is met with one unit first.
 
         Args:
-            need: Bytes that are about to be allocated.
+            relief: Measures, for what is about to be allocated.
             units: What the ranks agreed to begin with; None: not agreed yet.
         """
-        total, relief = Eviction(), Relief(self, need)
+        total = Eviction()
         while True:
             if units is None:
                 units = self.ranks.most(relief.units)
+            # Not whether anything went here: a rank that holds nothing more stays for the others.
             if not units:
                 return total
-            evicted = self.evict_units(units)
-            if not evicted:
-                return total
-            total += evicted
+            total += self.evict_units(units)
             units = None
 
     def allocating(
@@ -186,23 +190,17 @@ class State:
             RankError: The work failed on another rank.
         """
         attempt = Attempt(action)
-        status = self.ranks.agree(attempt.status)[0][0]
+        status = self._outcome(attempt, what)
         if status == SUCCEEDED:
             return attempt.result(), Eviction()
-        if status == FAILED:
-            attempt.result()
-            raise RankError(f"{what} failed on another rank of the group; see that rank's own error")
         short = 0 if attempt.status == SUCCEEDED else max(1, nbytes)
         evicted = self.evict(lambda _: (short, 0))
         if again:
             if attempt.status != SUCCEEDED:
                 mx.clear_cache()
                 attempt = Attempt(action)
-            status = self.ranks.agree(attempt.status)[0][0]
-            if status == SUCCEEDED:
+            if self._outcome(attempt, what) == SUCCEEDED:
                 return attempt.result(), evicted
-            if status == FAILED:
-                attempt.result()
         raise AllocationError(
             f"{what} needs {format_size(nbytes)} that could not be allocated "
             f"({attempt.failure or 'on another rank'}); {format_size(evicted.nbytes)} were evicted in the "
@@ -210,22 +208,44 @@ class State:
             evicted,
         )
 
+    def _outcome(self, attempt: Attempt[T], what: str) -> int:
+        """The worst outcome over all ranks; raises where some rank failed for good."""
+        worst = self.ranks.agree(attempt.status)[0][0]
+        if worst == FAILED:
+            attempt.reraise()
+            raise RankError(f"{what} failed on another rank of the group; see that rank's own error")
+        return worst
+
     def layout_id(self, layout: Layout) -> int:
         """The layout's number; under the lock."""
-        number = self._layout_ids.get(layout)
-        if number is None:
-            if len(self.layouts) >= _LAYOUTS:
-                self._forget_layouts()
-            number = self._next_layout
-            self._next_layout += 1
-            self._layout_ids[layout] = number
-            self.layouts[number] = layout
+        number = self.newest_layout(layout)
+        return self.add_layout(layout) if number is None else number
+
+    def newest_layout(self, layout: Layout, limit: int | None = None) -> int | None:
+        """The newest number of the layout, up to a limit; under the lock.
+
+        Among ranks a number stands for what all of them hold: one of them may quantise in
+        mid-request what another has no layer for, and then goes on under a second number.
+        """
+        numbers = self._layout_ids.get(layout, ())
+        return next((number for number in reversed(numbers) if limit is None or number <= limit), None)
+
+    def add_layout(self, layout: Layout) -> int:
+        """A new number for the layout; under the lock."""
+        if len(self.layouts) >= _LAYOUTS:
+            self._forget_layouts()
+        number = self._next_layout
+        self._next_layout += 1
+        self._layout_ids.setdefault(layout, []).append(number)
+        self.layouts[number] = layout
         return number
 
     def _forget_layouts(self) -> None:
         live = {number for name in self.index.namespaces() for number in self.index.layouts(name)}
         self.layouts = {number: layout for number, layout in self.layouts.items() if number in live}
-        self._layout_ids = {layout: number for number, layout in self.layouts.items()}
+        self._layout_ids = {}
+        for number, layout in self.layouts.items():
+            self._layout_ids.setdefault(layout, []).append(number)
         self.checkpoint_bytes = {number: self.checkpoint_bytes.get(number, 0) for number in live}
 
     def require_match(self, namespace: str, layout: Layout) -> None:

@@ -10,6 +10,7 @@ from kvcache.errors import AllocationError, InternalError
 from kvcache.layers.base import Refusal
 from kvcache.layers.prompt import Prompt, token_bytes
 from kvcache.planning import Reading, abort, plan
+from kvcache.pressing import Relief
 from kvcache.results import Eviction, Stored
 from kvcache.segments import image_figures
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from kvcache._core import Planned
     from kvcache.fetching import Question
+    from kvcache.layers.layout import Layout
     from kvcache.results import StoreReason
     from kvcache.segments import Segment
     from kvcache.state import State
@@ -33,6 +35,8 @@ _REASONS: Final[tuple[StoreReason, ...]] = (
     "unsupported_layer",
     "batched",
 )
+# No number: not every rank has seen its layout in this combination.
+_NEW: Final = -1
 
 
 class Store:
@@ -54,54 +58,87 @@ class Store:
 
     def run(self, prompt_cache: Any, length: int | None) -> Stored:
         """Stores ``prompt_cache``, or says why not."""
+        ranks = self._state.ranks
         asked: Question | None = None
         # Not the exception itself: its frames hold the caller's layers, and a closure would hold it.
         refusal: tuple[str, str] | None = None
         reading: Reading | None = None
 
-        def read() -> tuple[int, int, int, int, int]:
+        def read() -> tuple[int, ...]:
             nonlocal asked, refusal, reading
             asked = self._ask()
             try:
                 reading = self._read(asked, prompt_cache, length)
             except Refusal as found:
                 refusal = found.reason, found.detail
-                return 0, _REASONS.index(cast("StoreReason", found.reason)), 0, 0, 0
-            return 1, 0, reading.length, reading.checkpointed, reading.trimmable
+                return 0, _REASONS.index(cast("StoreReason", found.reason)), 0, 0, 0, 0, _NEW
+            number = self._newest(reading) if ranks.grouped else _NEW
+            known = reading.asked if reading.prompt.knows_length else 0
+            return 1, 0, reading.asked, known, reading.checkpointed, reading.trimmable, number
 
-        lows, highs = self._state.ranks.propose(read, 5)
+        lows, highs = ranks.propose(read, 7)
         if asked is None:
             raise InternalError("a store was read without its key")
         self._asked = asked
         try:
             if not lows[0]:
                 raise _agreed_refusal(refusal, highs[1])
-            if reading is None or lows[2] != highs[2]:
-                raise Refusal("offset_mismatch", f"ranks hold from {lows[2]} to {highs[2]} tokens")
-            reading.checkpointed, reading.trimmable = bool(highs[3]), bool(lows[4])
+            # Layers that know no length go with those of other ranks that do.
+            low, high = lows[2], highs[3] or highs[2]
+            if reading is None or low != high:
+                raise Refusal("offset_mismatch", f"ranks hold from {low} to {high} tokens")
+            reading.asked, reading.length = low, _outside_media(asked.spans, low)
+            reading.checkpointed, reading.trimmable = bool(highs[4]), bool(lows[5])
+            if reading.checkpointed and reading.length < low:
+                detail = f"token {low} is inside a media span, where no checkpoint can be used"
+                raise Refusal("truncated", detail)
+            if ranks.grouped:
+                reading.number = self._number(reading, lows[6], highs[6])
             stored = self._store(reading)
         except Refusal as found:
             stored = self._result(cast("StoreReason", found.reason), detail=found.detail)
-        with self._state.guard() as index:
+        with self._state.guard():
             self._state.counters.stored(asked.namespace, stored)
-        self._state.ranks.check(index)
         return stored
 
     def _read(self, asked: Question, prompt_cache: Any, length: int | None) -> Reading:
         prompt = Prompt(prompt_cache)
         tokens = prompt.length(len(asked.key), length)
-        layout = prompt.layout()
-        cut = _outside_media(asked.spans, tokens)
-        if cut < tokens and not prompt.spans_only:
-            raise Refusal(
-                "truncated", f"token {tokens} is inside a media span, where no checkpoint can be used"
-            )
-        trimmable = image_figures(prompt.images())[2]
+        layout, images = prompt.layout(), prompt.images()
         if self._state.ranks.grouped:
-            # By itself a rank checks this where it plans, in one step with the plan.
-            with self._state.guard():
-                self._state.require_match(asked.namespace, layout)
-        return Reading(prompt, layout, tokens, cut, layout.checkpointed, trimmable)
+            self._check_alone(asked, prompt, layout, tokens)
+        return Reading(prompt, layout, tokens, tokens, layout.checkpointed, image_figures(images)[2])
+
+    def _check_alone(self, asked: Question, prompt: Prompt, layout: Layout, length: int) -> None:
+        """What may fail on one rank alone, before any of them changes something.
+
+        A single process meets it where it plans and copies. Here a draft that had to be given up on
+        the other ranks would leave them another order of eviction; and a caller's lazy layers may
+        wait for other ranks, which must not have failed in between.
+        """
+        arrays.evaluate(prompt.arrays())
+        with self._state.guard() as index:
+            self._state.require_match(asked.namespace, layout)
+            index.lookup(asked.key.head(length), asked.namespace, asked.within(length), 0)
+
+    def _number(self, reading: Reading, low: int, high: int) -> int:
+        """The newest number under which every rank knows its layout, or a new one."""
+
+        def propose() -> list[int]:
+            return [self._newest(reading, low)]
+
+        while low not in (high, _NEW):
+            lows, highs = self._state.ranks.propose(propose, 1)
+            low, high = lows[0], highs[0]
+        if low != _NEW:
+            return low
+        with self._state.guard():
+            return self._state.add_layout(reading.layout)
+
+    def _newest(self, reading: Reading, limit: int | None = None) -> int:
+        with self._state.guard():
+            number = self._state.newest_layout(reading.layout, limit)
+        return _NEW if number is None else number
 
     def _store(self, reading: Reading) -> Stored:
         """Plans and copies until a commit finds the tree as the plan saw it."""
@@ -137,7 +174,8 @@ class Store:
         if outcome == "already":
             if self._donate:
                 reading.prompt.clear()
-            return self._result("already", length=reading.length)
+            whole = reading.length == reading.asked
+            return self._result("already" if whole else "truncated", length=reading.length)
         if outcome == "too_large":
             held = self._held(reading.length)
             return self._result("too_large", length=held, detail="it does not fit beside what is protected")
@@ -161,7 +199,7 @@ class Store:
         images = prompt.images()
         tokens = planned.length - planned.matched
         nbytes = tokens * token_bytes(reading.layout) + image_figures(images)[0]
-        self._evicted += state.relieve(0 if self._donate else nbytes)
+        self._evicted += state.relieve(Relief(state, 0 if self._donate else nbytes))
         copies, evicted = state.allocating(
             lambda: cut(planned, prompt, images, halved, self._donate),
             nbytes,

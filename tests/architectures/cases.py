@@ -16,8 +16,8 @@ import numpy as np
 from mlx_lm.generate import maybe_quantize_kv_cache
 from mlx_lm.models.cache import CacheList, ConcatenateKVCache, make_prompt_cache
 
-from .arguments import ARGUMENTS, VOCABULARY, WINDOW
-from .models import build
+from .models import ARGUMENTS, build
+from .shared import VOCABULARY, WINDOW
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import zlib
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
 
 import mlx.core as mx
 from mlx.utils import tree_map
 
-from .arguments import ARGUMENTS, TINY
+from .attention import ATTENTION
+from .recurrent import RECURRENT
+from .shared import TINY
+
+ARGUMENTS: Final = ATTENTION | RECURRENT
 
 
 def build(architecture: str, dtype: mx.Dtype = mx.float32, seed: int = 0, **changed: Any) -> Any:

@@ -150,12 +150,12 @@ def test_a_batch_run_by_a_model(prefixes: KVPrefixCache, name: str) -> None:
 MODELS: dict[str, list[Callable[[], Any]]] = {
     "llama": [
         lambda: build("llama", num_hidden_layers=3),
-        lambda: build("llama", num_key_value_heads=2),
+        lambda: build("llama", num_key_value_heads=1),
         lambda: build("llama", head_dim=16),
     ],
     "gemma3_text": [
         lambda: build("gemma3_text", num_hidden_layers=2),
-        lambda: build("gemma3_text", num_key_value_heads=2),
+        lambda: build("gemma3_text", num_key_value_heads=1),
         lambda: build("gemma3_text", head_dim=16),
     ],
     "mamba2": [

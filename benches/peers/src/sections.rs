@@ -200,9 +200,10 @@ pub(crate) fn bushy() {
 /// Heap bytes by a counting allocator, a token stored.
 pub(crate) fn memory() {
     let mut random = Random::new(6);
-    let long: Vec<_> = (0..128).map(|_| random.prompt(8_192)).collect();
-    let short: Vec<_> = (0..50_000).map(|_| random.short()).collect();
-    for (case, prompts) in [("128 prompts of 8,192 tokens", &long), ("50,000 of 16 to 32 tokens", &short)] {
+    let mut prompts_of = |count: usize| (0..count).map(|_| random.prompt(8_192)).collect::<Vec<_>>();
+    let long = [8, 32, 128, 512].map(|count| ("prompts of 8,192 tokens", prompts_of(count)));
+    let short = ("50,000 of 16 to 32 tokens", (0..50_000).map(|_| random.short()).collect());
+    for (case, prompts) in long.into_iter().chain([short]) {
         let tokens: usize = prompts.iter().map(Vec::len).sum();
         for (name, make) in PEERS {
             let (peer, bytes) = growth(|| {

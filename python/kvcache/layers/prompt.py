@@ -53,6 +53,11 @@ class Prompt:
         """Whether every layer can be cut at any token."""
         return all(isinstance(adapter, SpanAdapter) for adapter in self.adapters)
 
+    @property
+    def knows_length(self) -> bool:
+        """Whether some layer counts its tokens."""
+        return any(offset is not None for offset in self.offsets)
+
     def length(self, tokens: int, asked: int | None) -> int:
         """How many tokens of a key of ``tokens`` this cache is to be stored for.
 
@@ -92,15 +97,21 @@ class Prompt:
         leaves = tuple(_leaf(adapter, cache) for adapter, cache in pairs)
         return Layout(leaves, self._shape, self._list_cls)
 
-    def span_arrays(self) -> list[list[Array]]:
-        """The buffers of each span layer, in order."""
-        pairs = zip(self.adapters, self.caches, strict=True)
-        return [adapter.arrays(cache) for adapter, cache in pairs if isinstance(adapter, SpanAdapter)]
-
     def images(self) -> list[Image]:
         """The window and state layers, in order. Raises ``Refusal`` where one cannot be copied."""
         pairs = zip(self.adapters, self.caches, strict=True)
         return [adapter.image(cache) for adapter, cache in pairs if isinstance(adapter, ImageAdapter)]
+
+    def arrays(self) -> list[Array]:
+        """All that a store may copy, as views."""
+        pairs = zip(self.adapters, self.caches, strict=True)
+        return [
+            array
+            for adapter, cache in pairs
+            for array in (
+                adapter.arrays(cache) if isinstance(adapter, SpanAdapter) else adapter.image(cache).arrays
+            )
+        ]
 
     def clear(self) -> None:
         """Lets go of all arrays: the prompt cache was donated."""

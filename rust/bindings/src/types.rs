@@ -190,6 +190,8 @@ pub(crate) struct Drafted {
     /// `open`, `already` or `inside_media`
     outcome: &'static str,
     draft: Option<u64>,
+    /// Tokens that are held already.
+    matched: usize,
     /// Tokens that fit; 0 where none do.
     length: usize,
     /// Tokens that fit if the node that the key diverges in is given up.
@@ -198,13 +200,14 @@ pub(crate) struct Drafted {
 
 impl From<core::Outcome> for Drafted {
     fn from(outcome: core::Outcome) -> Self {
-        let closed = |outcome| Self { outcome, draft: None, length: 0, length_anew: 0 };
+        let closed = |outcome| Self { outcome, draft: None, matched: 0, length: 0, length_anew: 0 };
         match outcome {
             core::Outcome::Already => closed("already"),
             core::Outcome::InsideMedia => closed("inside_media"),
             core::Outcome::Open(drafted) => Self {
                 outcome: "open",
                 draft: Some(drafted.id.0),
+                matched: drafted.matched,
                 length: drafted.length,
                 length_anew: drafted.length_anew,
             },

@@ -6,15 +6,18 @@ use crate::ids::{NodeId, TreeId};
 use crate::index::PrefixIndex;
 
 impl PrefixIndex {
-    /// One line a node, trees by namespace, children by first key; then the LRU order. Two indexes
-    /// to which the same was done have the same lines, whatever bytes they hold. O(everything).
+    /// First the grain; then one line a node, trees by namespace, children by first key; then the
+    /// LRU order. Two indexes to which the same was done have the same lines, whatever bytes they
+    /// hold. O(everything).
     pub fn outline(&self) -> Vec<String> {
-        let mut lines = Vec::new();
+        let (segment, checkpoints) = (self.segment_tokens, self.max_checkpoints);
+        let mut lines =
+            vec![format!("segments of at most {segment} tokens, {checkpoints} checkpoints along a path")];
         let mut names: Vec<&str> = self.trees.forest.namespaces().collect();
         names.sort_unstable();
         for name in names {
-            for (at, tree) in self.trees.forest.of(name).iter().enumerate() {
-                self.outline_tree(name, at, *tree, &mut lines);
+            for tree in self.trees.forest.of(name) {
+                self.outline_tree(name, *tree, &mut lines);
             }
         }
         let order = self.trees.lru.iter(&self.trees.arena);
@@ -22,15 +25,17 @@ impl PrefixIndex {
         lines
     }
 
-    fn outline_tree(&self, name: &str, at: usize, tree: TreeId, lines: &mut Vec<String>) {
-        let arena = &self.trees.arena;
-        let mut stack = vec![self.trees.forest.get(tree).root];
+    fn outline_tree(&self, name: &str, tree: TreeId, lines: &mut Vec<String>) {
+        let (arena, of) = (&self.trees.arena, self.trees.forest.get(tree));
+        let kind = if of.checkpointed { " with checkpoints" } else { "" };
+        let mut stack = vec![of.root];
         while let Some(id) = stack.pop() {
             let mut children: Vec<(u32, NodeId)> = arena[id].children.iter().collect();
             children.sort_unstable_by_key(|(key, _)| std::cmp::Reverse(*key));
             stack.extend(children.into_iter().map(|(_, child)| child));
             if !arena[id].is_root() {
-                lines.push(format!("namespace {name:?}, layout {at}: {}", self.outline_node(id)));
+                let node = self.outline_node(id);
+                lines.push(format!("namespace {name:?}, layout {}{kind}: {node}", of.layout.0));
             }
         }
     }
@@ -46,6 +51,43 @@ impl PrefixIndex {
             let kind = if checkpoint.trimmable { "trimmable checkpoint" } else { "checkpoint" };
             let _ = write!(line, ", {kind} with {} leases", checkpoint.leases);
         }
+        for end in node.ends() {
+            let _ = write!(line, ", a store ends at {}", node.start() + end.at as usize);
+        }
         line
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::index::{Limits, PrefixIndex};
+    use crate::keys::Query;
+
+    fn filled(bytes_per_token: u64) -> PrefixIndex {
+        let mut index = PrefixIndex::new(Limits { segment_tokens: 3, ..Limits::default() });
+        for keys in [&[1, 2, 3, 4, 5][..], &[1, 2, 9], &[7]] {
+            index.insert("", &Query::tokens(keys), bytes_per_token, 0).unwrap();
+        }
+        index
+    }
+
+    /// What differs between ranks does not show; whatever must not differ does.
+    #[test]
+    fn an_outline_shows_all_but_bytes() {
+        let one = filled(1);
+        assert_eq!(one.outline(), filled(1000).outline());
+
+        let mut touched = filled(1);
+        touched.match_prefix("", &Query::tokens(&[1, 2, 9]), 3, Some(1)).unwrap();
+        assert_ne!(one.outline(), touched.outline());
+
+        let mut ended = filled(1);
+        ended.insert("", &Query::tokens(&[1, 2, 3, 4]), 1, 0).unwrap();
+        let mut as_recent = filled(1);
+        as_recent.match_prefix("", &Query::tokens(&[1, 2, 3, 4]), 4, Some(1)).unwrap();
+        assert_ne!(ended.outline(), as_recent.outline());
+
+        let coarse = PrefixIndex::new(Limits { segment_tokens: 4, ..Limits::default() });
+        assert_ne!(PrefixIndex::new(Limits::default()).outline(), coarse.outline());
     }
 }

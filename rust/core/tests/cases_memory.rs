@@ -159,6 +159,21 @@ fn checkpoints_of_one_prompt_thin_out_evenly() {
     assert!(gaps.windows(2).all(|pair| pair[1] - pair[0] <= 2 * even), "{kept:?}");
 }
 
+/// 38: the one goes that leaves the smallest gap behind.
+#[test]
+fn thinning_out_leaves_the_smallest_gap() {
+    for (stored, kept) in [([5, 6, 12], [6, 12]), ([2, 9, 10], [2, 10]), ([6, 10, 12], [6, 12])] {
+        let mut engine = Engine::new(Limits { max_checkpoints: 2, ..limits() });
+        for end in stored {
+            engine.mark(&run(0, end));
+        }
+        for end in stored {
+            let held = engine.get(&run(0, end + 1)) == end as usize;
+            assert_eq!(held, kept.contains(&end), "{stored:?}: {end}");
+        }
+    }
+}
+
 /// 38: retention leaves alone what a lease holds, and never takes the newest.
 #[test]
 fn thinning_out_spares_leased_checkpoints() {

@@ -10,7 +10,7 @@ use common::driver::run;
 use common::operations::{config, script};
 
 proptest! {
-    #![proptest_config(config(1500))]
+    #![proptest_config(config(800))]
 
     #[test]
     fn the_index_does_what_the_oracle_says(script in script(60)) {
@@ -19,7 +19,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(config(60))]
+    #![proptest_config(config(40))]
 
     /// Fewer, and long enough for trees to be built up, cut down and built up again.
     #[test]

@@ -58,7 +58,7 @@ impl PrefixIndex {
             Outcome::Already => return Ok((Planned::Already, dropped)),
             Outcome::InsideMedia => return Ok((Planned::InsideMedia, dropped)),
         };
-        let Drafted { id, length, length_anew } = drafted;
+        let Drafted { id, length, length_anew, .. } = drafted;
         if length.max(length_anew) == 0 {
             return Ok((Planned::TooLarge, self.abort(id)?));
         }
@@ -122,6 +122,7 @@ impl PrefixIndex {
         let id = PlanId(self.ids.next());
         let drafted = Drafted {
             id,
+            matched: place.from,
             length: self.fitting(&draft, &place, self.room()).unwrap_or_default(),
             length_anew: self.fitting_anew(&draft).map_or(0, |place| place.length),
         };

@@ -115,6 +115,8 @@ pub struct Committed {
 pub struct Drafted {
     /// For settle, promise and abort.
     pub id: PlanId,
+    /// Tokens that are held already.
+    pub matched: usize,
     /// Tokens that can be held for the key beside what is protected; 0 where it does not fit.
     pub length: usize,
     /// Tokens that can be held if the node that the key diverges in is given up and its matched

@@ -1,0 +1,122 @@
+//! Stores: planned in one or drafted in steps, copied, committed or given up.
+
+use kvcache_core::{Outcome as Stage, Plan, PlanId, Planned, SegmentId};
+
+use super::{Arrays, Driver, Open, Outcome, same, valid};
+use crate::common::index::{Index, Store};
+use crate::common::oracle::Expected;
+
+impl<I: Index> Driver<I> {
+    pub(super) fn plan(&mut self, store: &Store) -> Result<bool, String> {
+        self.stored.push(store.clone());
+        let (expected, gone) = self.oracle.plan(store, self.clock);
+        let (planned, evicted) = valid("plan", self.index.plan(store, self.clock))?;
+        let found = match &planned {
+            Planned::Ready(plan) => ready(plan),
+            Planned::Already => Expected::Already,
+            Planned::TooLarge => Expected::TooLarge,
+            Planned::InsideMedia => Expected::Nothing,
+        };
+        same("plan", &found, &expected)?;
+        self.dropped("plan's eviction", evicted, gone)?;
+        let Planned::Ready(plan) = planned else { return Ok(false) };
+        self.give(plan.id.0)?;
+        self.opened(plan, store)?;
+        Ok(true)
+    }
+
+    fn opened(&mut self, plan: Plan, store: &Store) -> Outcome {
+        let halves = plan.split.iter().flat_map(|split| [split.upper.0, split.lower.0]);
+        let segments = plan.segments.iter().map(|segment| segment.id.0);
+        let checkpoint = plan.checkpoint.iter().map(|id| id.0);
+        let ids: Vec<u64> = halves.chain(segments).chain(checkpoint).collect();
+        ids.into_iter().try_for_each(|id| self.give(id))?;
+        self.oracle.opened(&plan);
+        let copies = self.copies(&plan, store);
+        self.open.push(Open { plan, store: store.clone(), copies });
+        Ok(())
+    }
+
+    pub(super) fn draft(&mut self, store: &Store) -> Outcome {
+        self.stored.push(store.clone());
+        let expected = self.oracle.draft(store, self.clock);
+        let found = match valid("draft", self.index.draft(store, self.clock))? {
+            Stage::Open(drafted) => {
+                self.give(drafted.id.0)?;
+                self.oracle.drafted(drafted.id);
+                self.drafts.push((drafted.id, store.clone()));
+                Ok((drafted.length, drafted.length_anew))
+            }
+            Stage::Already => Err(Expected::Already),
+            Stage::InsideMedia => Err(Expected::Nothing),
+        };
+        same("draft", &found, &expected)
+    }
+
+    pub(super) fn settle(&mut self, at: usize, short: usize, anew: bool, evict: bool) -> Outcome {
+        let (id, length) = (self.drafts[at].0, self.drafts[at].1.prompt.len().saturating_sub(short));
+        let expected = self.oracle.settle(id, length, anew);
+        let found = self.index.settle(id, length, anew).ok();
+        let over = found.as_ref().map(|(need, _)| [need.nbytes, need.buffers]);
+        same("settle", &over, &expected.as_ref().map(|(over, _)| *over))?;
+        let (Some((need, found)), Some((_, gone))) = (found, expected) else { return Ok(()) };
+        self.dropped("settle", found, gone)?;
+        if evict { self.evict(need) } else { Ok(()) }
+    }
+
+    pub(super) fn promise(&mut self, at: usize) -> Outcome {
+        let id = self.drafts[at].0;
+        let expected = self.oracle.promise(id);
+        let plan = self.index.promise(id).ok();
+        same("promise", &plan.as_ref().map(ready), &expected)?;
+        let Some(plan) = plan else { return Ok(()) };
+        let (_, store) = self.drafts.remove(at);
+        self.opened(plan, &store)
+    }
+
+    pub(super) fn commit(&mut self, at: usize) -> Outcome {
+        let Open { plan, store, copies } = self.open.remove(at);
+        let Some((stale, gone)) = self.oracle.commit(plan.id, self.clock) else {
+            return Err("the oracle lost a plan".to_owned());
+        };
+        let found = valid("commit", self.index.commit(plan.id, self.clock))?;
+        same("stale", &found.stale, &stale)?;
+        if !stale {
+            self.segments.extend(copies);
+            self.checkpoints.extend(plan.checkpoint.zip(store.checkpoint.map(|spec| spec.nbytes)));
+        }
+        self.ended.push(plan);
+        self.dropped("commit", found.dropped, gone)
+    }
+
+    /// What the holder of arrays copies for a plan.
+    fn copies(&self, plan: &Plan, store: &Store) -> Vec<(SegmentId, Arrays)> {
+        let each = store.bytes_per_token;
+        let new = |start, end| Arrays { tokens: (end - start) as u64, each };
+        let segments = plan.segments.iter().map(|segment| (segment.id, new(segment.start, segment.end)));
+        let halves = plan.split.iter().flat_map(|split| {
+            let whole = self.segments.get(&split.old).copied().unwrap_or_default();
+            let upper = Arrays { tokens: split.at as u64, ..whole };
+            let lower = Arrays { tokens: whole.tokens.saturating_sub(upper.tokens), ..whole };
+            [(split.upper, upper), (split.lower, lower)]
+        });
+        segments.chain(halves).collect()
+    }
+
+    pub(super) fn abort(&mut self, id: PlanId) -> Outcome {
+        let gone = self.oracle.abort(id).unwrap_or_default();
+        let found = valid("abort", self.index.abort(id))?;
+        self.dropped("abort", found, gone)
+    }
+}
+
+/// A plan without its ids.
+fn ready(plan: &Plan) -> Expected {
+    Expected::Ready {
+        length: plan.length,
+        matched: plan.matched,
+        segments: plan.segments.iter().map(|segment| (segment.start, segment.end)).collect(),
+        split: plan.split.map(|split| (Some(split.old), split.at)),
+        checkpoint: plan.checkpoint.is_some(),
+    }
+}

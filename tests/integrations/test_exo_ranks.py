@@ -1,0 +1,69 @@
+"""Ranks of one model with layers of different kinds: none waits for another, all reuse the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def _played(folder: Path, groups: list[str], count: int) -> list[list[Any]]:
+    """What each rank saw of each group of models."""
+    hosts = folder / "hosts.json"
+    hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in _free_ports(count)]))
+    ranks = []
+    try:
+        for rank in range(count):
+            environment = {"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts), "KVCACHE_CHECK_RANKS": "1"}
+            ranks.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "tests.integrations.exo_ranks", *groups],
+                    cwd=ROOT,
+                    env=os.environ | environment,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+        outputs = [rank.communicate(timeout=100) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert [rank.returncode for rank in ranks] == [0] * count, outputs
+    return [json.loads(output.splitlines()[-1]) for output, _ in outputs]
+
+
+def test_ranks_agree(tmp_path: Path) -> None:
+    expected = {
+        # Checkpoints where the hybrid's chunks end: 12, 24, 36, 48 and 60 of the first prompt.
+        "kv,arrays": [0, 24, 60, 60, 24, 36, 36],
+        # States alone do not say how many tokens they have run, so only ends are kept.
+        "state-only,arrays": [0, 0, 60, 60, 0, 0, 0],
+    }
+    ranks = _played(tmp_path, list(expected), 2)
+    assert ranks[0] == ranks[1]
+    for seen, hits in zip(ranks[0], expected.values(), strict=True):
+        turns, (evicted, refused, *again, memory, cleared) = seen[:7], seen[7:]
+        assert [turn[0] for turn in turns] == hits
+        assert [turn[2] for turn in turns] == [False, False, True, False, False, False, False]
+        assert evicted[0] == 1
+        assert refused[0] is None
+        assert again[1][0] == 60
+        assert memory[0] == 0.5
+        assert cleared[0] == 0

@@ -1,0 +1,259 @@
+"""Random calls, the same ones on every rank. What differs is bytes, limits, pressure, clocks, failures."""
+
+from __future__ import annotations
+
+import random
+import time
+import zlib
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Final
+
+import mlx.core as mx
+import numpy as np
+
+from kvcache import AllocationError, Eviction, KVPrefixCache, MediaSpan, RankError, TokenError
+from tests.ranks.faulty import Pressure, SourceError, failing
+from tests.ranks.shapes import models, random_prompt
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvcache import Hit, Pin, Stored
+    from tests.support.oracle import Prompt
+    from tests.support.poskv import PosKV
+
+# What differs between ranks, by rank.
+LIMITS: Final = (
+    {"max_bytes": 160_000},
+    {"max_bytes": 90_000, "memory_limit": 120_000},
+    {"max_buffers": 160},
+    {"max_bytes": 400_000, "max_buffers": 500},
+)
+WEIGHTS: Final = {
+    "store": 26,
+    "donate": 8,
+    "fetch": 18,
+    "take": 5,
+    "peek": 5,
+    "session": 10,
+    "reserve": 4,
+    "evict": 3,
+    "trim_to": 2,
+    "evict_idle": 2,
+    "pin": 4,
+    "release": 5,
+    "drop": 0.5,
+    "clear": 0.2,
+    "bad_tokens": 1.5,
+}
+EXPECTED: Final = (AllocationError, RankError, SourceError, TokenError)
+
+
+class Interrupted(Exception):
+    """The engine's own."""
+
+
+def run(group: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """``options``: the number of operations and the seed."""
+    calls = Calls(group, options["seed"])
+    began = time.perf_counter()
+    records = [calls.one(number) for number in range(options["operations"])]
+    cache = calls.cache
+    return {
+        "records": records,
+        "outline": cache._state.index.outline(),
+        "collectives": cache._state.ranks.collectives,
+        "seconds": time.perf_counter() - began,
+        "nbytes": cache.nbytes,
+        "freed": cache.stats().evicted_bytes,
+        "refused": cache.stats().refused_by_reason,
+    }
+
+
+def units(eviction: Eviction) -> list[int]:
+    return [eviction.segments, eviction.checkpoints, eviction.tokens, eviction.cycles]
+
+
+def found(hit: Hit) -> list[Any]:
+    return [hit.reason, hit.length, hit.matched, hit.checkpoint_at, len(hit.remaining)]
+
+
+def kept(stored: Stored | None) -> list[Any]:
+    if stored is None:
+        return []
+    return [stored.reason, stored.length, stored.new_tokens, *units(stored.evicted)]
+
+
+class Calls:
+    """One cache, and what was called on it. ``choose`` draws alike on all ranks, ``own`` does not."""
+
+    def __init__(self, group: Any, seed: int) -> None:
+        self.rank, self.size, self.seed = group.rank(), group.size(), seed
+        self.own = random.Random(f"{seed} of rank {self.rank}")
+        self.models = models(self.rank)
+        self.now = 1000.0 * self.rank
+        self.pressure = Pressure(self.own)
+        limits: dict[str, Any] = dict(LIMITS[self.rank])
+        if "memory_limit" in limits:
+            limits["memory_limit"] += mx.get_active_memory()
+        self.cache = KVPrefixCache(
+            group=group,
+            segment_tokens=5,
+            max_checkpoints=3,
+            clock=lambda: self.now,
+            pressure=self.pressure,
+            **limits,
+        )
+        self.pins: list[Pin] = []
+
+    def one(self, number: int) -> list[Any]:
+        """What must be equal on all ranks of the call with this number."""
+        # Drawn anew for each call: no rank can get out of step with the others' draws.
+        self.choose = random.Random(f"{self.seed} {number}")
+        self.now += self.own.random() * 3
+        name = self.choose.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+        self.space = self.choose.choice(sorted(self.models))
+        self.model: PosKV = self.choose.choice(self.models[self.space])
+        self.prompt = random_prompt(self.choose, media=name != "session")
+        self.media = [MediaSpan(span.start, span.length, span.picture) for span in self.prompt.media]
+        faulty = self.own.random() < 0.06
+        before = self.cache._state.ranks.collectives
+        try:
+            with failing(self.own.randint(1, 4), self.own.choice((1, 100))) if faulty else nullcontext():
+                self.pressure.awake = True
+                outcome = getattr(self, name)()
+        except EXPECTED:
+            outcome = ["failed"]
+        finally:
+            self.pressure.awake = False
+        cache = self.cache
+        cache.validate()
+        figures = cache.stats()
+        spent = cache._state.ranks.collectives - before
+        shape = zlib.crc32("\n".join(cache._state.index.outline()).encode())
+        held = [len(cache), cache.ntokens, figures.segments, figures.checkpoints]
+        return [name, self.space, outcome, held, shape, spent]
+
+    def where(self, prompt: Prompt | None = None) -> dict[str, Any]:
+        return {"namespace": self.space, "media": self.media if prompt is None else ()}
+
+    def check(self, hit: Hit, *, grow: bool = True) -> None:
+        """The layers hold exactly the tokens they should; growing them changes nothing that is stored."""
+        if hit.prompt_cache is None:
+            return
+        kinds = [type(layer) for layer in hit.prompt_cache]
+        fitting = (
+            model
+            for model in self.models[self.space]
+            if [type(layer) for layer in model.make_cache()] == kinds
+        )
+        content = self.prompt.content()[: hit.length]
+        model = next(fitting)
+        model.check(hit.prompt_cache, content)
+        if not grow:
+            return
+        model.grow(hit.prompt_cache, [9, 9])
+        model.check(hit.prompt_cache, [*content, 9, 9])
+
+    # Calls ---------------------------------------------------------------------------------------
+
+    def store(self, donate: bool = False) -> list[Any]:
+        prompt_cache = self.model.filled(self.prompt.content(), self.choose.choice((None, 4)))
+        # A key may be longer than what was run, and spans may be cut.
+        extra, cut = self.choose.choice((0, 0, 2)), self.choose.random() < 0.2
+        length = self.choose.randint(0, len(self.prompt.ids)) if cut and self.space == "spans" else None
+        key = [*self.prompt.ids, *[7] * extra]
+        label = self.choose.choice(("", "user"))
+        stored = self.cache.store(
+            key, prompt_cache, length=length, label=label, donate=donate, **self.where()
+        )
+        return kept(stored)
+
+    def donate(self) -> list[Any]:
+        return self.store(donate=True)
+
+    def fetch(self, take: bool = False) -> list[Any]:
+        tokens = np.array(self.prompt.ids, np.int32)
+        hit = self.cache.fetch(tokens, take=take, **self.where())
+        self.check(hit)
+        return found(hit)
+
+    def take(self) -> list[Any]:
+        return self.fetch(take=True)
+
+    def peek(self) -> list[Any]:
+        return found(self.cache.peek(self.prompt.ids, **self.where()))
+
+    def session(self) -> list[Any]:
+        ids, model = list(self.prompt.ids), self.models[self.space][0]
+        stop_at = self.choose.choice((None, None, None, 1, 2))
+        # At the very end one rank alone may fail: nobody waits for anybody there.
+        ends_badly = self.own.random() < 0.1
+        session = self.cache.session(
+            ids, model=model, namespace=self.space, prefill_step_size=4, take=self.choose.random() < 0.2
+        )
+        try:
+            with session:
+                self.check(session.hit, grow=False)
+                rest = list(session.remaining)
+                for number, start in enumerate(range(0, len(rest) - 1, 4)):
+                    if number == stop_at:
+                        raise Interrupted
+                    chunk = rest[start : min(start + 4, len(rest) - 1)]
+                    model.grow(session.prompt_cache, chunk)
+                    session.on_progress(start + len(chunk), len(rest))
+                model.grow(session.prompt_cache, rest[-1:])
+                for token in range(self.choose.randint(0, 3)):
+                    model.grow(session.prompt_cache, [token])
+                    session.append(token)
+                if ends_badly:
+                    raise Interrupted
+        except Interrupted:
+            pass
+        return [found(session.hit), kept(session.stored)]
+
+    def reserve(self) -> list[Any]:
+        hit = self.cache.peek(self.prompt.ids, **self.where())
+        nbytes = self.own.randint(0, 60_000)
+        protect = hit if self.choose.random() < 0.5 else None
+        return units(self.cache.reserve(nbytes, protect=protect))
+
+    def evict(self) -> list[Any]:
+        return units(self.cache.evict(self.own.randint(0, 8000)))
+
+    def trim_to(self) -> list[Any]:
+        tokens = self.choose.choice((None, 150))
+        return units(self.cache.trim_to(nbytes=self.own.randint(20_000, 100_000), tokens=tokens))
+
+    def evict_idle(self) -> list[Any]:
+        return units(self.cache.evict_idle(self.choose.choice((20.0, 60.0, 200.0))))
+
+    def pin(self) -> list[Any]:
+        self.pins.append(self.cache.pin(self.prompt.ids, **self.where()))
+        return [self.pins[-1].tokens]
+
+    def release(self) -> list[Any]:
+        if self.pins:
+            self.pins.pop(self.choose.randrange(len(self.pins))).release()
+        return []
+
+    def drop(self) -> list[Any]:
+        return units(self.cache.drop(self.space))
+
+    def clear(self) -> list[Any]:
+        return units(self.cache.clear())
+
+    def bad_tokens(self) -> list[Any]:
+        """One rank is given what is no token; the call is another each time."""
+        tokens: Any = np.array([1, 2, 3], np.int32)
+        if self.rank == self.choose.randrange(self.size):
+            tokens[2] = -1
+        call = self.choose.choice(("fetch", "peek", "pin", "store", "session"))
+        if call == "store":
+            self.cache.store(tokens, self.model.filled([1, 2, 3]), namespace=self.space)
+        elif call == "session":
+            with self.cache.session(tokens, model=self.model, namespace=self.space):
+                pass
+        else:
+            getattr(self.cache, call)(tokens, namespace=self.space)
+        raise AssertionError(f"{call} took {tokens}")

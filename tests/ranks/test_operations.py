@@ -1,0 +1,55 @@
+"""The same random calls on all ranks: the same lengths, reasons, evictions and collectives."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.ranks.launch import launch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# KVCACHE_RANK_OPERATIONS=1000 runs so many on two ranks; a collective takes milliseconds where
+# ranks share cores with others.
+OPERATIONS = int(os.environ.get("KVCACHE_RANK_OPERATIONS", "160"))
+SEED = int(os.environ.get("KVCACHE_RANK_SEED", "1"))
+
+
+def assert_alike(results: list[dict[str, Any]]) -> Counter[str]:
+    """Compares the ranks call by call; returns what happened how often."""
+    for number, calls in enumerate(zip(*(result["records"] for result in results), strict=True)):
+        assert all(call == calls[0] for call in calls), f"call {number}: {calls}"
+    first = results[0]
+    for result in results[1:]:
+        assert result["outline"] == first["outline"]
+        assert result["collectives"] == first["collectives"]
+    return Counter(happened for name, _, outcome, *_ in first["records"] for happened in _happened(name, outcome))
+
+
+def _happened(name: str, outcome: list[Any]) -> list[str]:
+    if name == "session" and outcome != ["failed"]:
+        found, kept = outcome
+        return [f"session {found[0]}", f"session {kept[0] if kept else 'nothing stored'}"]
+    what = outcome[0] if outcome else ""
+    return [f"{name} {what if isinstance(what, str) else 'some' if any(outcome) else 'none'}".strip()]
+
+
+@pytest.mark.parametrize(("ranks", "share", "check"), [(2, 1.0, True), (4, 0.2, False)])
+def test_ranks_agree_on_random_calls(tmp_path: Path, ranks: int, share: float, check: bool) -> None:
+    count = max(20, int(OPERATIONS * share))
+    options = {"operations": count, "seed": SEED}
+    seconds = 30 + count * ranks * 0.5
+    results = launch("operations", ranks, tmp_path, options, check=check, seconds=seconds)
+    seen = assert_alike(results)
+    first = results[0]
+    print(f"{count} calls on {ranks} ranks: {first['seconds']:.1f} s, {first['collectives']} collectives")
+    print(dict(sorted(seen.items())))
+    # Bytes differ, or nothing was proved.
+    assert len({result["nbytes"] for result in results}) > 1
+    if count >= 100:
+        for what in ("fetch hit", "store stored", "session hit", "evict some", "store failed", "pin some"):
+            assert seen[what], f"{what} never happened: {seen}"
