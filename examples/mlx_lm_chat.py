@@ -1,7 +1,7 @@
 """A chat with any mlx-lm model that prefills only what is new.
 
-Run it with `python mlx_lm_chat.py MODEL`. One line of input is one question; an empty line ends the chat. Shown after each answer: how many
-tokens the prompt had, how many came from the cache, and the time to the first token.
+Run it with `python mlx_lm_chat.py MODEL`. One line of input is one question; an empty line ends the
+chat. After each answer: the prompt's tokens, those from the cache, and the time to the first token.
 """
 
 from __future__ import annotations

@@ -81,12 +81,12 @@ class Soak:
         random, (name, tokens, picture) = self.random, self.chat()
         model, take, donate = self.models[name], random.random() < 0.3, random.random() < 0.3
         media = [] if picture is None else [MediaSpan(picture, 8, f"{tokens[picture]}")]
-        segment = model.nbytes(SEGMENT)
         peak_from_here()
         hit = self.cache.fetch(tokens, namespace=name, media=media, take=take)
         prompt_cache = hit.prompt_cache or model.make_cache()
+        # What was taken is in the ledger no more: it counts as the request's own.
         layer = _largest(prompt_cache) if take else 0
-        assert peak() - self.base <= self.limit + nbytes(prompt_cache) + segment + layer
+        assert peak() - self.base <= self.cache.nbytes + nbytes(prompt_cache) + model.nbytes(SEGMENT) + layer
         self.held()
         if hit:
             model.check(prompt_cache, tokens[: hit.length])
@@ -120,11 +120,11 @@ class Soak:
         self, name: str, tokens: list[int], prompt_cache: list[Any], media: list[MediaSpan], donate: bool
     ) -> None:
         model, own = self.models[name], nbytes(prompt_cache)
-        layer = _largest(prompt_cache) if donate else 0
+        most = self.cache.nbytes + _largest(prompt_cache) if donate else self.limit
         media = [span for span in media if span.start + span.length <= len(tokens)]
         peak_from_here()
         stored = self.cache.store(tokens, prompt_cache, namespace=name, media=media, donate=donate)
-        assert peak() - self.base <= self.limit + own + model.nbytes(SEGMENT) + layer
+        assert peak() - self.base <= most + own + model.nbytes(SEGMENT)
         self.held()
         self.seen.update({f"store {stored.reason}": 1, "donate": donate})
         self.count(stored.evicted)

@@ -172,12 +172,9 @@ def runs(kinds: Kinds) -> dict[str, list[Step]]:
         back, turned = chunks(TRUNK, 0, 24), [("run", SIBLING[24:40])]
     played["sibling"] = [*back, *turned, *singles(SIBLING, 40, DECODED)]
     if not kinds.states:
-        played["trimmed"] = [
-            *chunks(TRUNK, 0, CHUNK),
-            ("trim", CHUNK - BRIEF),
-            ("run", OTHER[BRIEF:21]),
-            *singles(OTHER, 21, DECODED),
-        ]
+        back = [*chunks(TRUNK, 0, CHUNK), ("trim", CHUNK - BRIEF)]
+        played["trimmed"] = [*back, ("run", OTHER[BRIEF:21]), *singles(OTHER, 21, DECODED)]
+        played["trimmed stepwise"] = [*back, *singles(OTHER, BRIEF, 2 * DECODED)]
     return played
 
 

@@ -188,6 +188,9 @@ def test_a_checkpoint_serves_less_while_no_window_rotated(
     steps = [("run", OTHER[BRIEF:21]), *singles(OTHER, 21, DECODED)]
     same(play(case, model, hit.prompt_cache, steps), cold, f"{case.name}/trimmed", 1)
     assert grown(hit.prompt_cache)
+    again = prefixes.fetch(OTHER[:21])
+    steps = singles(OTHER, BRIEF, 2 * DECODED)
+    same(play(case, model, again.prompt_cache, steps), cold, f"{case.name}/trimmed stepwise", 1)
     prefixes.validate()
 
 

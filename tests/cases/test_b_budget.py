@@ -100,6 +100,8 @@ def test_the_ledger_never_drifts() -> None:
         assert active() - base == cache.nbytes
     for pin in pins:
         pin.release()
+    put(cache, model, keys[0])
+    assert not cache.trim_to(nbytes=cache.nbytes, tokens=cache.ntokens)
     assert cache.trim_to(nbytes=0).nbytes > 0
     assert (cache.nbytes, cache.ntokens, len(cache)) == (0, 0, 0)
     for _ in range(2):
@@ -108,7 +110,8 @@ def test_the_ledger_never_drifts() -> None:
 
 
 @kinds
-def test_room_that_cannot_be_made_costs_no_reuse(kind: str) -> None:
+@pytest.mark.parametrize("more", [100, 900])
+def test_room_that_cannot_be_made_costs_no_reuse(kind: str, more: int) -> None:
     """30. A reserve beyond the limit evicts nothing, least of all what the request restored."""
     model = MODELS[kind]()
     cache = KVPrefixCache(max_bytes=3 * model.nbytes(40))
@@ -116,9 +119,10 @@ def test_room_that_cannot_be_made_costs_no_reuse(kind: str) -> None:
     put(cache, model, prompt(40, first=1))
     hit = cache.fetch(prompt(41))
     held_before = contents(cache)
-    assert not cache.reserve(cache.nbytes * 10, protect=hit)
-    # A session reserves for its whole prompt, which here is far too long for the cache.
-    tokens = prompt(40) + prompt(900, first=2)
+    for wanted in (3 * model.nbytes(40), 30 * model.nbytes(40)):
+        assert not cache.reserve(wanted, protect=hit)
+    # A session reserves for its whole prompt; here that does not fit beside what it goes on from.
+    tokens = prompt(40) + prompt(more, first=2)
     with cache.session(tokens, model=model) as session:
         assert session.hit.length == 40
         model.check(session.prompt_cache, prompt(40))

@@ -58,8 +58,8 @@ def play(group: mx.distributed.Group, names: list[str]) -> list[object]:
     note(prefixes.evict_for_prefill().checkpoints)
     batched = [BatchKVCache([0]) for _ in model.layers] if rank == 0 else model.filled(one)
     note(prefixes.add_kv_cache(mx.array(one), batched))
-    ask(one)
-    ask(one)
+    for tokens in (one, one, [*one, 7], [*one, 7]):
+        ask(tokens)
     memory = SimpleNamespace(total=100, available=80 - 30 * rank)
     with patch.object(psutil, "virtual_memory", lambda: memory):
         note(round(prefixes.get_memory_used_percentage(), 3))

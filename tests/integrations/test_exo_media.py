@@ -60,6 +60,7 @@ def _got(
         ([A], [Region("", 10, 20)], (10, False)),
         ([Region("", 10, 20)], [A], (10, False)),
         ([Region("", 10, 20)], [], (10, False)),
+        ([], [Region("", 10, 20)], (10, False)),
         ([A, A], [A, A], (10, False)),
         ([A, Region("c", 15, 25)], [A, Region("c", 15, 25)], (10, False)),
         ([Region("a", 10, 10)], [Region("a", 10, 10)], (10, False)),

@@ -15,6 +15,7 @@ from tests.support.poskv import PosKV
 
 from kvcache import ConfigError, KVPrefixCache
 from kvcache.integrations.mlx_lm import PromptCache
+from kvcache.integrations.mlx_lm.keys import Ends
 
 MODEL = ("some/model", None, None)
 
@@ -378,6 +379,7 @@ def test_a_lack_of_memory_is_a_miss(model: PosKV, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("kvcache.arrays.evaluate", fail)
     assert cache.fetch_nearest_cache(MODEL, tokens) == (None, tokens)
+    assert cache.last_fetch.tokens is tokens
     stored = cache.insert_cache(MODEL, prompt(20, 1), prompt_cache)
     assert (stored.reason, stored.length) == ("too_large", 0)
     cache.cache.validate()
@@ -396,6 +398,22 @@ def test_a_lack_of_memory_is_a_miss(model: PosKV, monkeypatch: pytest.MonkeyPatc
 def test_bad_limits(options: dict[str, object], error: type[Exception], sentence: str) -> None:
     with pytest.raises(error, match=sentence):
         PromptCache(**options)
+
+
+def test_ends_are_remembered_without_their_tokens() -> None:
+    ends = Ends()
+    assert ends.add("a", [1, 2]) == []
+    assert ends.add("a", [1, 2, 3, 4]) == [2]
+    assert ends.add("a", [1, 2, 3, 4]) == []
+    assert ends.add("b", [1, 2, 3, 4, 5]) == []
+    assert ends.add("a", [1, 9, 3, 4, 5]) == []
+    assert ends.add("a", [1, 2, 3]) == []
+    assert ends.add("a", [1, 2, 3, 4, 5]) == [3, 4]
+    for first in range(3000):
+        ends.add("c", [first])
+    assert len(ends._ends) == 1024
+    assert ends.add("a", [1, 2, 3, 4, 5, 6]) == []
+    assert set(ends._lengths) == {"a", "c"}
 
 
 def test_mlx_lms_own_default_is_no_limit() -> None:

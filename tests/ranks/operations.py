@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 # What differs between ranks, by rank.
 LIMITS: Final = (
-    {"max_bytes": 160_000},
-    {"max_bytes": 90_000, "memory_limit": 120_000},
+    {"max_bytes": 36_000},
+    {"max_bytes": 90_000, "memory_limit": 500_000},
     {"max_buffers": 160},
     {"max_bytes": 400_000, "max_buffers": 500},
 )
@@ -124,6 +124,9 @@ class Calls:
                 outcome = getattr(self, name)()
         except EXPECTED:
             outcome = ["failed"]
+        except BaseException as error:
+            error.add_note(f"rank {self.rank}, call {number}: {name} in {self.space} for {self.prompt}")
+            raise
         finally:
             self.pressure.awake = False
         cache = self.cache
@@ -137,23 +140,21 @@ class Calls:
     def where(self, prompt: Prompt | None = None) -> dict[str, Any]:
         return {"namespace": self.space, "media": self.media if prompt is None else ()}
 
-    def check(self, hit: Hit, *, grow: bool = True) -> None:
-        """The layers hold exactly the tokens they should; growing them changes nothing that is stored."""
-        if hit.prompt_cache is None:
+    def check(self, prompt_cache: list[Any] | None, length: int, *, grow: bool = True) -> None:
+        """The layers hold exactly so many tokens; growing them changes nothing that is stored."""
+        if prompt_cache is None:
             return
-        kinds = [type(layer) for layer in hit.prompt_cache]
+        kinds = [type(layer) for layer in prompt_cache]
         fitting = (
             model
             for model in self.models[self.space]
             if [type(layer) for layer in model.make_cache()] == kinds
         )
-        content = self.prompt.content()[: hit.length]
-        model = next(fitting)
-        model.check(hit.prompt_cache, content)
-        if not grow:
-            return
-        model.grow(hit.prompt_cache, [9, 9])
-        model.check(hit.prompt_cache, [*content, 9, 9])
+        content, model = self.prompt.content()[:length], next(fitting)
+        model.check(prompt_cache, content)
+        if grow:
+            model.grow(prompt_cache, [9, 9])
+            model.check(prompt_cache, [*content, 9, 9])
 
     # Calls ---------------------------------------------------------------------------------------
 
@@ -175,7 +176,7 @@ class Calls:
     def fetch(self, take: bool = False) -> list[Any]:
         tokens = np.array(self.prompt.ids, np.int32)
         hit = self.cache.fetch(tokens, take=take, **self.where())
-        self.check(hit)
+        self.check(hit.prompt_cache, hit.length)
         return found(hit)
 
     def take(self) -> list[Any]:
@@ -194,8 +195,9 @@ class Calls:
         )
         try:
             with session:
-                self.check(session.hit, grow=False)
                 rest = list(session.remaining)
+                # Further than the hit where the session ran up to a checkpoint itself.
+                self.check(session.prompt_cache, len(ids) - len(rest), grow=False)
                 for number, start in enumerate(range(0, len(rest) - 1, 4)):
                     if number == stop_at:
                         raise Interrupted

@@ -1,9 +1,9 @@
 """Handles: the numbers by which exo's engine names what it stored.
 
 exo's own are positions in a list, which an eviction shifts. Here a number is given out once and
-stays with its prompt, whatever becomes of the KV. Prompts are kept as big-endian words in sorted
-order, so that the one that shares most with a query stands beside it: O(log handles) comparisons,
-each at the speed of ``memcmp``, plus one pass over the words that are shared.
+stays with its prompt, whatever becomes of the KV. Prompts are kept as bytes in sorted order, so that
+the one that shares most with a query stands beside it: O(log handles) comparisons, each at the speed
+of ``memcmp``, plus one pass over what is shared.
 """
 
 from __future__ import annotations

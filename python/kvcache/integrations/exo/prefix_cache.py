@@ -38,7 +38,8 @@ class KVPrefixCache:
 
     Not offered: ``caches``, since no prompt has a cache of its own here, and exo's private lists.
     A model all of whose layers are states (Mamba) is not kept, since nothing in exo's calls says how
-    many tokens its states have run; exo never reuses one either. A cache class of exo's own mlx-lm
+    many tokens its states have run; exo never reuses one either. Nor is a rotated window after a
+    prefill chunk of one token: exo's snapshots leave it out of order. A cache class of exo's own mlx-lm
     needs ``kvcache.layers.register`` where its attributes are more than arrays, numbers and lists.
 
     Args:

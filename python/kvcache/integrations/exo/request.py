@@ -68,11 +68,11 @@ class Request:
 
     @cached_property
     def words(self) -> bytes:
-        """All that is known, a big-endian word a token: they sort as the tokens do.
+        """All that is known, four bytes a token.
 
         Each token of a span is a hash of the whole span: another image is another word.
         """
-        words = self.tokens[: self.known].astype(">u4")
+        words = self.tokens[: self.known].astype(np.uint32)
         for span in self.spans:
             digest = hashlib.blake2b(b"%d " % span.length + span.key()[2], digest_size=4).digest()
             words[span.start : span.start + span.length] = int.from_bytes(digest) | _MEDIA_BIT

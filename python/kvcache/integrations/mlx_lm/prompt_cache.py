@@ -135,12 +135,13 @@ class PromptCache:
         """
         namespace = self.namespaces.of(model)
         ids, media = split_images(plain(tokens))
+        self.last_fetch = Fetched(model, tokens, len(ids), None)
         try:
             hit = self.cache.fetch(ids, namespace=namespace, media=media)
         except AllocationError as error:
             logger.warning("no memory to hand a stored prefix out, so all is computed anew: {}", error)
             return None, tokens
-        self.last_fetch = Fetched(model, tokens, len(ids), hit.checkpoint_at)
+        self.last_fetch = replace(self.last_fetch, checkpoint_at=hit.checkpoint_at)
         return hit.prompt_cache, tokens[hit.length :]
 
     def insert_cache(
@@ -176,13 +177,13 @@ class PromptCache:
         ids, media = split_images(key)
         try:
             stored, spans_only = self._insert(namespace, ids, media, prompt_cache, cache_type)
+            if spans_only and stored.length:
+                self._cover(namespace, key[: stored.length], ids, media, prompt_cache)
         except AllocationError as error:
             logger.warning("no memory to store {} tokens: {}", len(ids), error)
             return Stored(0, 0, 0, "too_large", error.evicted, str(error))
         if stored.detail:
             logger.warning("{} tokens are not stored as a whole: {}", len(ids), stored.detail)
-        if spans_only and stored.length:
-            self._cover(namespace, key[: stored.length], ids, media, prompt_cache)
         if self.max_size is None:
             return stored
         return replace(stored, evicted=stored.evicted + self._trim_sequences(self.max_size))
