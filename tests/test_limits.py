@@ -513,3 +513,30 @@ def test_no_shorter_run_of_the_lru_order_would_do(seed: int) -> None:
         shortest = next((n for n in range(1, len(order) + 1) if sum(order[:n]) >= asked), len(order))
         assert evicted.nbytes == sum(order[:shortest])
         cache.validate()
+
+
+def test_the_pool_is_given_back_before_any_entry_goes() -> None:
+    mx.set_cache_limit(1 << 30)
+
+    class Footprint:
+        limit = 1 << 62
+
+        def excess_bytes(self) -> int:
+            return max(0, mx.get_active_memory() + mx.get_cache_memory() - self.limit)
+
+    pressure = Footprint()
+    model = PosKV(KV())
+    cache = KVPrefixCache(pressure=pressure)
+    for number in range(5):
+        tokens = [number, *range(100, 200)]
+        prompt_cache = model.make_cache()
+        model.grow(prompt_cache, tokens)
+        cache.store(tokens, prompt_cache)
+    del prompt_cache
+    junk = mx.ones((100_000,))
+    mx.eval(junk)
+    del junk
+    assert mx.get_cache_memory() >= 400_000
+    pressure.limit = mx.get_active_memory()
+    assert not cache.reserve(0)
+    assert (len(cache), mx.get_cache_memory()) == (5, 0)

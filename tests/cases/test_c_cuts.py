@@ -34,24 +34,25 @@ windows = pytest.mark.parametrize("name", WINDOWS)
 
 @windows
 @pytest.mark.parametrize("chunk", [None, 1, 5])
-def test_a_window_that_rotated_is_no_prefix(name: str, chunk: int | None) -> None:
-    """40. Of 20 tokens a window of 8 is left: it serves 20, and nothing that is shorter."""
+@pytest.mark.parametrize("length", [9, 20])
+def test_a_window_that_rotated_is_no_prefix(name: str, length: int, chunk: int | None) -> None:
+    """40. Of 20 tokens, or of 9, a window of 8 is left: it serves those, and nothing that is shorter."""
     model, cache = WINDOWS[name](), KVPrefixCache()
-    cache.store(prompt(20), model.filled(prompt(20), chunk))
-    for shared in range(2, 20):
+    cache.store(prompt(length), model.filled(prompt(length), chunk))
+    for shared in range(2, length):
         hit = get(cache, model, [*prompt(shared), 999])
         assert (hit.length, hit.reason, hit.matched) == (0, "no_checkpoint", shared)
-    assert get(cache, model, [*prompt(20), 999]).length == 20
+    assert get(cache, model, [*prompt(length), 999]).length == length
 
 
 @windows
 def test_a_window_serves_where_it_was_kept(name: str) -> None:
-    """40. With checkpoints at 5 (not rotated: it serves what is shorter too) and at 12."""
+    """40. With checkpoints at 6 (not rotated: it serves what is shorter too) and at 12."""
     model, cache = WINDOWS[name](), KVPrefixCache()
-    for end in (5, 12, 20):
+    for end in (6, 12, 20):
         put(cache, model, prompt(end))
     found = [get(cache, model, [*prompt(shared), 999]).length for shared in range(1, 21)]
-    assert found == [1, 2, 3, 4] + 7 * [5] + 8 * [12] + [20]
+    assert found == [1, 2, 3, 4, 5] + 6 * [6] + 8 * [12] + [20]
 
 
 def _behind(array: mx.array, length: int) -> bool:

@@ -32,7 +32,7 @@ class Pressure:
         draw = self._own.random()
         if draw < 0.01:
             raise SourceError("broken")
-        return self._own.randint(1, 20_000) if draw < 0.04 else 0
+        return self._own.randint(1, 20_000) if draw < 0.025 else 0
 
 
 @contextmanager

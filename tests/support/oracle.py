@@ -80,18 +80,24 @@ class Shelf:
     entries: dict[tuple[Key, ...], bool] = field(default_factory=dict)
     exact: bool = True
 
-    def usable(self, prompt: Prompt) -> tuple[int, int]:
-        """(longest reusable prefix, longest match) of all that was stored."""
+    def usable(self, prompt: Prompt) -> tuple[int, int, int]:
+        """What a lookup may find of all that was stored: (at least, at most, tokens matched).
+
+        A window that has not rotated can be trimmed to the whole match, if it matches as far. Where
+        another entry matches further, it may be trimmed to where the two part.
+        """
         query = prompt.keys()
         matches = {entry: _common(entry, query) for entry in self.entries}
         matched = max(matches.values(), default=0)
         usable = prompt.back(min(matched, max(len(query) - 1, 0)))
         if not self.whole:
-            return usable, matched
-        if any(trimmable and matches[entry] >= usable for entry, trimmable in self.entries.items()):
-            return usable, matched
+            return usable, usable, matched
         ends = [len(entry) for entry in self.entries if matches[entry] == len(entry) <= usable]
-        return max((end for end in ends if prompt.back(end) == end), default=0), matched
+        least = max((end for end in ends if prompt.back(end) == end), default=0)
+        trimmed = [prompt.back(min(matches[entry], usable)) for entry, can in self.entries.items() if can]
+        if usable in trimmed:
+            least = usable
+        return least, max([least, *trimmed]), matched
 
 
 def _common(one: Sequence[Key], other: Sequence[Key]) -> int:
