@@ -16,6 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from benches.workloads import (
     KINDS,
     PLACES,

@@ -10,11 +10,10 @@ from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
+from kvcache import KVPrefixCache, MediaSpan
 from tests.support.memory import active, peak, peak_from_here
 from tests.support.models import MODELS, prompt
 from tests.support.poskv import nbytes
-
-from kvcache import KVPrefixCache, MediaSpan
 
 if TYPE_CHECKING:
     from kvcache import Eviction, Pin

@@ -202,7 +202,9 @@ class Machine(RuleBasedStateMachine):
     def store(self, space: str, prompt: Prompt, extra: int, chunk: int | None, data: st.DataObject) -> None:
         self.store_of(space, prompt, extra, chunk, data)
 
-    def store_of(self, space: str, prompt: Prompt, extra: int, chunk: int | None, data: st.DataObject) -> None:
+    def store_of(
+        self, space: str, prompt: Prompt, extra: int, chunk: int | None, data: st.DataObject
+    ) -> None:
         name = data.draw(st.sampled_from(sorted(LAYOUTS[space])))
         model, donate = LAYOUTS[space][name], data.draw(st.booleans())
         if model.spans and prompt.ids:

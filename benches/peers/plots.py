@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from benches.peers.python_side import Line
     from matplotlib.axes import Axes
+
+    from benches.peers.python_side import Line
 
 # (file, title, side, section, case, x axis, y axis, what a figure is multiplied by)
 PLOTS = (

@@ -9,9 +9,8 @@ from tests.support.poskv import held
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tests.support.poskv import PosKV
-
     from kvcache import Hit, KVPrefixCache, Session, Stored
+    from tests.support.poskv import PosKV
 
 STEP = 2048
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import pytest
+
+from kvcache import KVPrefixCache
+from kvcache.integrations.mlx_lm import PromptCache
 from tests.support.layers import KV, Arrays
 from tests.support.memory import active, footprint, peak, peak_from_here
 from tests.support.models import MODELS, prompt
 from tests.support.poskv import PosKV, nbytes
-
-from kvcache import KVPrefixCache
-from kvcache.integrations.mlx_lm import PromptCache
 
 from .engine import get, put, request
 

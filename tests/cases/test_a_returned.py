@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import pytest
+
+from kvcache import AllocationError, KVPrefixCache
 from tests.support.faults import allocation_failure, failing
 from tests.support.layers import KV, Concatenate, Quantized, Rotating
 from tests.support.memory import active, footprint, peak, peak_from_here
 from tests.support.models import MODELS, prompt
 from tests.support.poskv import PosKV, held, nbytes
-
-from kvcache import AllocationError, KVPrefixCache
 
 from .engine import get, put
 

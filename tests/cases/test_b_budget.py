@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, QuantizedKVCache, RotatingKVCache
+
+from kvcache import AllocationError, KVPrefixCache
 from tests.support.faults import allocation_failure, assert_settled, contents, failing
 from tests.support.layers import KV, Arrays
 from tests.support.memory import active, peak, peak_from_here
 from tests.support.models import MODELS, SPANS, prompt
 from tests.support.poskv import PosKV, held, nbytes
-
-from kvcache import AllocationError, KVPrefixCache
 
 from .engine import get, put
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+
+from kvcache import KVPrefixCache
 from tests.support.layers import KV, Arrays, Rotating
 from tests.support.models import MODELS, SPANS, prompt
 from tests.support.poskv import PosKV
-
-from kvcache import KVPrefixCache
 
 from .engine import get, put
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from mlx_lm.models import gemma3_text, llama
 from mlx_lm.models.cache import KVCache, make_prompt_cache
-from tests.support.models import MODELS, SPANS, prompt
-from tests.support.poskv import held
 
 from kvcache import KVPrefixCache
+from tests.support.models import MODELS, SPANS, prompt
+from tests.support.poskv import held
 
 from .engine import get, put
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from mlx_lm.models.cache import ArraysCache, ChunkedKVCache, KVCache
+
+from kvcache import KVPrefixCache, layers
 from tests.support.layers import KV, Arrays, Chunked, List, Rotating
 from tests.support.memory import active
 from tests.support.models import MODELS, SPANS, prompt
 from tests.support.poskv import PosKV, held, nbytes
-
-from kvcache import KVPrefixCache, layers
 
 from .engine import get, put
 

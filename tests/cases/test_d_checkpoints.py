@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache
+
+from kvcache import KVPrefixCache
 from tests.support.layers import KV, Arrays, Chunked, List, Opaque, Rotating
 from tests.support.models import MODELS, SPANS, prompt
 from tests.support.poskv import PosKV, held
-
-from kvcache import KVPrefixCache
 
 from .engine import STEP, get, prefill, put, request
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+
+from kvcache import KVPrefixCache, MediaSpan
 from tests.support.layers import KV, Arrays
 from tests.support.models import MODELS, SPANS, prompt
 from tests.support.poskv import PosKV
-
-from kvcache import KVPrefixCache, MediaSpan
 
 from .engine import get, put
 

@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 import pytest
 from mlx import nn
-from tests.support.models import MODELS, SPANS, prompt
 
 from kvcache import KVPrefixCache, MediaSpan, model_namespace
+from tests.support.models import MODELS, SPANS, prompt
 
 from .engine import get, put
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.poskv import PosKV
-
     from kvcache import Hit
+    from tests.support.poskv import PosKV
 
 PLACEHOLDER = 7
 KINDS = ["kv", "quantized", "arrays", "rotating", "list-state"]

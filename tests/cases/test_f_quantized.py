@@ -9,12 +9,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_lm.models.cache import KVCache, QuantizedKVCache
+
+from kvcache import KVPrefixCache, model_namespace
 from tests.support.layers import KV, Quantized
 from tests.support.memory import active
 from tests.support.models import prompt
 from tests.support.poskv import PosKV, held
-
-from kvcache import KVPrefixCache, model_namespace
 
 from .engine import get, put
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.memory import active
-from tests.support.models import MODELS, SPANS, prompt
 
 from kvcache import KVPrefixCache
+from tests.support.memory import active
+from tests.support.models import MODELS, SPANS, prompt
 
 from .engine import get, put
 

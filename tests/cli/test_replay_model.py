@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.architectures.arguments import ARGUMENTS, TINY
-from tests.architectures.models import build
 
 from kvcache.cli import main
 from kvcache.errors import ConfigError
 from kvcache.replay.model_size import model_size
+from tests.architectures.models import build
 
 if TYPE_CHECKING:
     from pathlib import Path

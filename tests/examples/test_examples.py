@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+
 from tests.integrations.tiny import write_model
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, CacheList, RotatingKVCache
+
 from tests.support.poskv import PosKV, held
 
 if TYPE_CHECKING:

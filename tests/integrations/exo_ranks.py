@@ -13,10 +13,10 @@ from unittest.mock import patch
 import mlx.core as mx
 import psutil
 from mlx_lm.models.cache import BatchKVCache
-from tests.integrations.exo_engine import Region, request
-from tests.support.models import MODELS, prompt
 
 from kvcache.integrations.exo import KVPrefixCache
+from tests.integrations.exo_engine import Region, request
+from tests.support.models import MODELS, prompt
 
 SYSTEM = prompt(30)
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import KVCache, QuantizedKVCache
-from tests.support.faults import allocation_failure, failing
-from tests.support.models import MODELS, prompt
 
 from kvcache import TokenError
 from kvcache.integrations.exo import KVPrefixCache
+from tests.support.faults import allocation_failure, failing
+from tests.support.models import MODELS, prompt
 
 from .exo_engine import request
 

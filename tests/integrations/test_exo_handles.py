@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 import pytest
-from tests.support.models import MODELS, prompt
 
 from kvcache.integrations.exo import KVPrefixCache
 from kvcache.integrations.exo.handles import Entry, Handles
 from kvcache.integrations.exo.request import Request
+from tests.support.models import MODELS, prompt
 
 from .exo_engine import request
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 import pytest
-from tests.support.models import MODELS, prompt
 
 from kvcache import ConfigError
 from kvcache.integrations.exo import KVPrefixCache
+from tests.support.models import MODELS, prompt
 
 from .exo_engine import Region, request
 

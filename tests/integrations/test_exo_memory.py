@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 import psutil
 import pytest
-from tests.support.memory import footprint
-from tests.support.models import MODELS, prompt
 
 from kvcache import ConfigError
 from kvcache.integrations.exo import KVPrefixCache
+from tests.support.memory import footprint
+from tests.support.models import MODELS, prompt
 
 from .exo_engine import request
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache
+
+from kvcache.integrations.exo import KVPrefixCache
+from kvcache.integrations.exo.checkpoints import rewound
 from tests.architectures.models import build
 from tests.support.layers import KV, List, Rotating
 from tests.support.memory import active
 from tests.support.models import MODELS, prompt
 from tests.support.poskv import PosKV
-
-from kvcache.integrations.exo import KVPrefixCache
-from kvcache.integrations.exo.checkpoints import rewound
 
 from .exo_engine import CHUNK, Snapshot, request, run, snapshot
 

@@ -8,14 +8,14 @@ import random
 import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import LRUPromptCache
-from tests.support.layers import KV
-from tests.support.memory import footprint
-from tests.support.models import MODELS, SPANS, prompt
-from tests.support.poskv import PosKV
 
 from kvcache import ConfigError, KVPrefixCache
 from kvcache.integrations.mlx_lm import PromptCache
 from kvcache.integrations.mlx_lm.keys import Ends
+from tests.support.layers import KV
+from tests.support.memory import footprint
+from tests.support.models import MODELS, SPANS, prompt
+from tests.support.poskv import PosKV
 
 MODEL = ("some/model", None, None)
 

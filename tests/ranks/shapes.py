@@ -54,7 +54,12 @@ SPACES: Final[dict[str, tuple[tuple[Callable[[], Part], ...], ...]]] = {
     ),
     "packed": (
         (lambda: (KV(),), lambda: (Arrays(),), lambda: (KV(), Arrays()), lambda: (KV(heads=1),)),
-        (lambda: (Quantized(),), lambda: (Arrays(),), lambda: (Quantized(), Arrays()), lambda: (Quantized(1),)),
+        (
+            lambda: (Quantized(),),
+            lambda: (Arrays(),),
+            lambda: (Quantized(), Arrays()),
+            lambda: (Quantized(1),),
+        ),
     ),
 }
 _BASES: Final = tuple(tuple(random.Random(base).choices(range(6), k=44)) for base in range(2))

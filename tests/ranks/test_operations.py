@@ -27,7 +27,9 @@ def assert_alike(results: list[dict[str, Any]]) -> Counter[str]:
     for result in results[1:]:
         assert result["outline"] == first["outline"]
         assert result["collectives"] == first["collectives"]
-    return Counter(happened for name, _, outcome, *_ in first["records"] for happened in _happened(name, outcome))
+    return Counter(
+        happened for name, _, outcome, *_ in first["records"] for happened in _happened(name, outcome)
+    )
 
 
 def _happened(name: str, outcome: list[Any]) -> list[str]:
