@@ -63,7 +63,7 @@ def request(
     return session
 
 
-class Stopped(Exception):  # noqa: N818 - it is what an engine's caller raises, no error of ours
+class Stopped(Exception):
     """The caller has had enough."""
 
 

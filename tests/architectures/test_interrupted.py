@@ -33,7 +33,7 @@ NAMES = [
 all_kinds = pytest.mark.parametrize("case", [BY_NAME[name] for name in NAMES], ids=NAMES)
 
 
-class Broken(Exception):  # noqa: N818 - it stands for anything that can go wrong
+class Broken(Exception):
     """What a layer raises in these tests."""
 
 

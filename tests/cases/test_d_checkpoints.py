@@ -103,7 +103,7 @@ def test_the_cache_asks_for_the_checkpoint_it_lacks(name: str) -> None:
     model.check(hit.prompt_cache, document)
 
 
-class Cancelled(Exception):  # noqa: N818 - what a client that hung up raises
+class Cancelled(Exception):
     """Nobody waits for the answer any more."""
 
 

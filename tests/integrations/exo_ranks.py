@@ -70,7 +70,7 @@ def play(group: mx.distributed.Group, names: list[str]) -> list[object]:
 
 def main(groups: list[str]) -> None:
     group = mx.distributed.init(strict=True, backend="ring")
-    print(json.dumps([play(group, names.split(",")) for names in groups]))  # noqa: T201
+    print(json.dumps([play(group, names.split(",")) for names in groups]))
 
 
 if __name__ == "__main__":

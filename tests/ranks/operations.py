@@ -49,7 +49,7 @@ WEIGHTS: Final = {
 EXPECTED: Final = (AllocationError, RankError, SourceError, TokenError)
 
 
-class Interrupted(Exception):
+class EngineError(Exception):
     """The engine's own."""
 
 
@@ -111,7 +111,9 @@ class Calls:
         self.now += self.own.random() * 3
         name = self.choose.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
         # Two at a time: more would share no prefixes before they are evicted.
-        self.space = self.choose.choice(random.Random(number // 40).sample(sorted(self.models), 2))
+        self.space = self.choose.choice(
+            random.Random(f"{self.seed} {number // 40} spaces").sample(sorted(self.models), 2)
+        )
         self.model: PosKV = self.choose.choice(self.models[self.space])
         self.prompt = random_prompt(self.choose, media=name != "session")
         self.media = [MediaSpan(span.start, span.length, span.picture) for span in self.prompt.media]
@@ -199,7 +201,7 @@ class Calls:
                 self.check(session.prompt_cache, len(ids) - len(rest), grow=False)
                 for number, start in enumerate(range(0, len(rest) - 1, 4)):
                     if number == stop_at:
-                        raise Interrupted
+                        raise EngineError
                     chunk = rest[start : min(start + 4, len(rest) - 1)]
                     model.grow(session.prompt_cache, chunk)
                     session.on_progress(start + len(chunk), len(rest))
@@ -208,8 +210,8 @@ class Calls:
                     model.grow(session.prompt_cache, [token])
                     session.append(token)
                 if ends_badly:
-                    raise Interrupted
-        except Interrupted:
+                    raise EngineError
+        except EngineError:
             pass
         return [found(session.hit), kept(session.stored)]
 
