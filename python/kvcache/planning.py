@@ -130,8 +130,8 @@ def _agreed(state: State, request: Callable[[CacheIndex, int], Callable[[], Plan
         lows, highs = state.ranks.propose(propose, 4)
         if lows[:2] != highs[:2] or drafted is None:
             raise InternalError(
-                f"the ranks' indexes differ: they hold from {lows[1]} to {highs[1]} tokens of this key; "
-                "drop its namespace on all of them to go on, KVCACHE_CHECK_RANKS=1 tells which call it was"
+                "the ranks' indexes differ: some hold more of this key than others; drop its namespace on "
+                "all of them to go on; KVCACHE_CHECK_RANKS=1 tells which call set them apart"
             )
         if drafted.draft is None:
             return Step(drafted.outcome, None, None, Eviction())

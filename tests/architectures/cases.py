@@ -175,6 +175,7 @@ def runs(kinds: Kinds) -> dict[str, list[Step]]:
         back = [*chunks(TRUNK, 0, CHUNK), ("trim", CHUNK - BRIEF)]
         played["trimmed"] = [*back, ("run", OTHER[BRIEF:21]), *singles(OTHER, 21, DECODED)]
         played["trimmed stepwise"] = [*back, *singles(OTHER, BRIEF, 2 * DECODED)]
+        played["trimmed twice"] = [*back, ("trim", 2), ("run", OTHER[BRIEF - 2 : 21])]
     return played
 
 

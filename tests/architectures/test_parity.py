@@ -115,7 +115,8 @@ def test_straight_run(case: Case, model: Any, cold: dict[str, np.ndarray], prefi
     assert content(again.prompt_cache) == before
     assert content(prefixes.fetch(TRUNK[: STORED + 1]).prompt_cache) == before
 
-    # A second turn continues from the middle of a rotation.
+    # A second turn continues from the middle of a rotation, whatever the first one appends meanwhile.
+    play(case, model, hit.prompt_cache, singles(OTHER, 60, DECODED))
     last = prefixes.fetch(TRUNK[:75])
     assert last.length == 68
     for cache in leaves(last.prompt_cache):
@@ -167,11 +168,13 @@ def test_decode_right_after_the_fetch(
     case: Case, model: Any, cold: dict[str, np.ndarray], prefixes: KVPrefixCache
 ) -> None:
     played(case, model, prefixes, case.fresh(model), chunks(TRUNK, 0, STORED))
-    hit = prefixes.fetch(TRUNK[: STORED + 1])
-    assert hit.length == STORED
     steps = singles(TRUNK, STORED, 2 * DECODED)
-    same(play(case, model, hit.prompt_cache, steps), cold, f"{case.name}/stepwise", STORED // CHUNK)
-    prefixes.validate()
+    for _ in range(2):
+        # What the first one appended in place is not in the second one.
+        hit = prefixes.fetch(TRUNK[: STORED + 1])
+        assert hit.length == STORED
+        same(play(case, model, hit.prompt_cache, steps), cold, f"{case.name}/stepwise", STORED // CHUNK)
+        prefixes.validate()
 
 
 def test_a_checkpoint_serves_less_while_no_window_rotated(
@@ -185,12 +188,17 @@ def test_a_checkpoint_serves_less_while_no_window_rotated(
         assert (hit.length, hit.reason, hit.checkpoint_at) == (0, "no_checkpoint", BRIEF)
         return
     assert (hit.length, hit.checkpoint_at) == (BRIEF, None)
+    for cache in leaves(hit.prompt_cache):
+        assert Kinds.of([cache]).spans or cache.keys.shape[2] == BRIEF
     steps = [("run", OTHER[BRIEF:21]), *singles(OTHER, 21, DECODED)]
     same(play(case, model, hit.prompt_cache, steps), cold, f"{case.name}/trimmed", 1)
     assert grown(hit.prompt_cache)
     again = prefixes.fetch(OTHER[:21])
     steps = singles(OTHER, BRIEF, 2 * DECODED)
     same(play(case, model, again.prompt_cache, steps), cold, f"{case.name}/trimmed stepwise", 1)
+    third = prefixes.fetch(OTHER[:21])
+    steps = [("trim", 2), ("run", OTHER[BRIEF - 2 : 21])]
+    same(play(case, model, third.prompt_cache, steps), cold, f"{case.name}/trimmed twice", 1)
     prefixes.validate()
 
 

@@ -6,12 +6,12 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.architectures.arguments import ARGUMENTS, TINY
 
 from kvcache.cli import main
 from kvcache.errors import ConfigError
 from kvcache.replay.model_size import model_size
-from tests.architectures.models import build
+from tests.architectures.models import ARGUMENTS, build
+from tests.architectures.shared import TINY
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,17 +14,9 @@ from tests.support.layers import KV
 from tests.support.poskv import PosKV
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 ALWAYS = 1000
-
-
-def run(group: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    results = {}
-    for scenario in SCENARIOS:
-        for broken in range(group.size()):
-            results[f"{scenario.__name__}, rank {broken}"] = scenario(group, broken).steps
-    return results
 
 
 def _during(here: bool, action: Callable[[], Any], count: int, error: Exception | None = None) -> Any:
@@ -136,6 +128,7 @@ def closes(group: Any, broken: int) -> Trial:
     trial.store(A)
     pin = trial.call("pin", lambda: trial.cache.pin(A))
     hit = trial.fetch([*A, 1])
+    trial.alike = False
     if trial.here:
         trial.cache.close()
     raises = ("ClosedError", "RankError")
@@ -154,7 +147,7 @@ def closes(group: Any, broken: int) -> Trial:
         "drop": lambda: cache.drop(""),
         "clear": cache.clear,
     }.items():
-        trial.call(f"closed: {name}", call, raises=raises)
+        trial.call(name, call, raises=raises)
     trial.call("release", pin.release)
     cache.close()
     return trial

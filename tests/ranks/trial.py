@@ -31,6 +31,8 @@ class Trial:
         self.model = model or PosKV(*(KV(heads=1 + self.rank) for _ in range(1 + self.rank)))
         self.cache = KVPrefixCache(group=group, **({"segment_tokens": 8} | settings))
         self.steps: list[dict[str, Any]] = []
+        # Cleared where this scenario has made the indexes differ.
+        self.alike = True
 
     def call(
         self,
@@ -60,9 +62,9 @@ class Trial:
             "error": error,
             "text": text,
             "expected": raises[0 if self.here else 1],
-            "result": _told(result),
+            "result": _told(result, self.alike),
             "spent": ranks.collectives - spent,
-            "shape": self.shape(),
+            "shape": self.shape() if self.alike else None,
             "kept": changes or self.shape() == shape,
         }
         self.steps.append(step)
@@ -72,6 +74,14 @@ class Trial:
 
     def shape(self) -> int:
         return zlib.crc32("\n".join(self.cache._state.index.outline()).encode())
+
+    def behind(self, change: Callable[[Any], Any]) -> None:
+        """Changes the index of the broken rank alone, as only a defect would."""
+        self.alike = False
+        if self.here:
+            state = self.cache._state
+            with state.guard() as index:
+                state.segments.remove(change(index))
 
     def filled(self, tokens: list[int], **named: Any) -> list[Any]:
         return self.model.filled(tokens, **named)
@@ -96,16 +106,16 @@ class Trial:
         self.call("later clear", self.cache.clear)
 
 
-def _told(result: Any) -> Any:
-    """What must be equal on all ranks."""
+def _told(result: Any, alike: bool) -> Any:
+    """What must be equal on all ranks; what goes in an eviction only where they hold the same."""
     if isinstance(result, Hit):
         return [result.reason, result.length, result.matched, result.checkpoint_at]
     if isinstance(result, Stored):
-        return [result.reason, result.length, result.new_tokens, *_told(result.evicted)]
+        return [result.reason, result.length, result.new_tokens, _told(result.evicted, alike)]
     if isinstance(result, Eviction):
-        return [result.segments, result.checkpoints, result.tokens, result.cycles]
+        return [result.segments, result.checkpoints, result.tokens, result.cycles] if alike else None
     if isinstance(result, Pin):
         return [result.tokens]
     if isinstance(result, Session):
-        return [_told(result.hit), _told(result.stored)]
+        return [_told(getattr(result, "hit", None), alike), _told(result.stored, alike)]
     return None
