@@ -493,3 +493,12 @@ def test_checkpoints_are_spread_out() -> None:
     usable = sorted({cache.peek([*tokens[:end], 9]).length for end in range(1, 521)})
     assert usable[-1] == 520
     assert max(after - before for before, after in pairwise(usable)) <= 2 * 520 / 8
+
+
+def test_a_model_of_another_depth_is_told_to_use_a_namespace_of_its_own() -> None:
+    cache = KVPrefixCache()
+    request(cache, PosKV(KV()), prompt(20), [])
+    with pytest.raises(ConfigError, match="holds caches of 1 layers, this model makes 2"):
+        cache.session(prompt(30), model=PosKV(KV(), KV())).__enter__()
+    assert len(cache) == 1
+    assert_settled(cache)

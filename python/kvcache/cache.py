@@ -55,7 +55,9 @@ class KVPrefixCache:
         clock: Seconds; read at each use, only ``evict_idle`` looks at it.
         group: The ranks of one model (``mx.distributed.init()``): they reuse the same lengths and
             evict the same entries. All make the same calls in the same order, each from one
-            thread, and release pins by hand. None: a single process, without any cost.
+            thread, and release pins by hand. What a model has under way on a stream of its own has
+            to end before a call; mlx-lm's generation stream is waited for. None: a single process,
+            without any cost.
 
     Raises:
         ConfigError: A parameter that cannot be used.

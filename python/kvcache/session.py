@@ -171,16 +171,15 @@ class Session:
     def _state_arrays(self) -> list[Any]:
         try:
             prompt = Prompt(self.prompt_cache)
+            pairs = zip(prompt.adapters, prompt.caches, strict=True)
+            return [
+                array
+                for adapter, cache in pairs
+                if isinstance(adapter, ImageAdapter) and adapter.offset(cache) is None
+                for array in adapter.image(cache).arrays
+            ]
         except Refusal:
             return []
-        pairs = zip(prompt.adapters, prompt.caches, strict=True)
-        return [
-            array
-            for adapter, cache in pairs
-            if isinstance(adapter, ImageAdapter) and adapter.offset(cache) is None
-            for array in getattr(cache, "cache", ())
-            if array is not None
-        ]
 
     def _checkpoint(self, at: int) -> None:
         """Stores a checkpoint if this model needs them. The request goes on without it."""
@@ -219,8 +218,9 @@ class Session:
             return min(length, self._known) if failed else length
         if failed:
             return 0
-        if not known and not self._moved():
-            return self._known
+        if None in prompt.offsets:
+            # Nothing shows where these layers stand, but that they have not moved since.
+            known.add(0 if self._moved() else self._known)
         length = known.pop() if len(known) == 1 else 0
         return length if length <= tokens else 0
 
