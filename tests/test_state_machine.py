@@ -50,6 +50,7 @@ def prompts(draw: st.DrawFn) -> Prompt:
 
 
 spaces = st.sampled_from(sorted(LAYOUTS))
+picks = st.integers(0, 1)
 
 
 class Machine(RuleBasedStateMachine):
@@ -61,11 +62,24 @@ class Machine(RuleBasedStateMachine):
         segment_tokens=st.sampled_from([1, 2, 3, 5, 8, 64]),
         max_checkpoints=st.sampled_from([1, 3, 100]),
         policy=st.sampled_from(["always", "auto"]),
+        used=st.lists(
+            st.sampled_from(["text", "text", "hybrid", "window", "state"]),
+            min_size=1,
+            max_size=2,
+            unique=True,
+        ),
     )
     def start(
-        self, limit: Any, max_buffers: Any, segment_tokens: int, max_checkpoints: int, policy: Any
+        self,
+        limit: Any,
+        max_buffers: Any,
+        segment_tokens: int,
+        max_checkpoints: int,
+        policy: Any,
+        used: list[str],
     ) -> None:
         self.base = active()
+        self.used = used
         self.limit = limit
         self.max_buffers = max_buffers
         self.now = 0.0
@@ -112,6 +126,10 @@ class Machine(RuleBasedStateMachine):
             for shelf in self.all_shelves():
                 shelf.exact = False
 
+    def space(self, pick: int) -> str:
+        """One of the few namespaces of this run."""
+        return self.used[pick % len(self.used)]
+
     def all_shelves(self) -> list[Shelf]:
         return [shelf for shelves in self.shelves.values() for shelf in shelves.values()]
 
@@ -151,13 +169,13 @@ class Machine(RuleBasedStateMachine):
             assert hit.reason == "too_short"
 
     @rule(
-        space=spaces,
+        pick=picks,
         prompt=prompts(),
         take=st.booleans(),
         more=st.lists(st.integers(0, 9), min_size=1, max_size=3),
     )
-    def fetch(self, space: str, prompt: Prompt, take: bool, more: list[int]) -> None:
-        self.fetch_of(space, prompt, take, more)
+    def fetch(self, pick: int, prompt: Prompt, take: bool, more: list[int]) -> None:
+        self.fetch_of(self.space(pick), prompt, take, more)
 
     def fetch_of(self, space: str, prompt: Prompt, take: bool, more: list[int]) -> None:
         peeked = self.cache.peek(prompt.ids, namespace=space, media=self.spans(prompt))
@@ -193,14 +211,14 @@ class Machine(RuleBasedStateMachine):
         self.unchanged()
 
     @rule(
-        space=spaces,
+        pick=picks,
         prompt=prompts(),
         extra=st.integers(0, 2),
         chunk=st.sampled_from([None, 1, 4]),
         data=st.data(),
     )
-    def store(self, space: str, prompt: Prompt, extra: int, chunk: int | None, data: st.DataObject) -> None:
-        self.store_of(space, prompt, extra, chunk, data)
+    def store(self, pick: int, prompt: Prompt, extra: int, chunk: int | None, data: st.DataObject) -> None:
+        self.store_of(self.space(pick), prompt, extra, chunk, data)
 
     def store_of(
         self, space: str, prompt: Prompt, extra: int, chunk: int | None, data: st.DataObject
@@ -290,8 +308,9 @@ class Machine(RuleBasedStateMachine):
         tail = tuple(data.draw(st.lists(st.integers(0, 3), max_size=4)))
         return space, Prompt(kept.ids + tail, kept.media)
 
-    @rule(space=spaces, prompt=prompts())
-    def peek(self, space: str, prompt: Prompt) -> None:
+    @rule(pick=picks, prompt=prompts())
+    def peek(self, pick: int, prompt: Prompt) -> None:
+        space = self.space(pick)
         self.check_hit(self.cache.peek(prompt.ids, namespace=space, media=self.spans(prompt)), space, prompt)
 
     @precondition(lambda self: self.young > 4)
@@ -314,8 +333,9 @@ class Machine(RuleBasedStateMachine):
             assert self.cache.nbytes <= amount
             assert tokens is None or self.cache.ntokens <= tokens
 
-    @rule(amount=st.integers(0, 30_000), space=spaces, prompt=prompts(), protects=st.booleans())
-    def reserve(self, amount: int, space: str, prompt: Prompt, protects: bool) -> None:
+    @rule(amount=st.integers(0, 30_000), pick=picks, prompt=prompts(), protects=st.booleans())
+    def reserve(self, amount: int, pick: int, prompt: Prompt, protects: bool) -> None:
+        space = self.space(pick)
         hit = self.cache.peek(prompt.ids, namespace=space, media=self.spans(prompt))
         before = footprint()
         eviction = self.cache.reserve(amount, protect=hit if protects else None)
@@ -327,8 +347,9 @@ class Machine(RuleBasedStateMachine):
         if protects:
             assert self.cache.peek(prompt.ids, namespace=space, media=self.spans(prompt)).length >= hit.length
 
-    @rule(space=spaces, prompt=prompts())
-    def pin(self, space: str, prompt: Prompt) -> None:
+    @rule(pick=picks, prompt=prompts())
+    def pin(self, pick: int, prompt: Prompt) -> None:
+        space = self.space(pick)
         pin = self.cache.pin(prompt.ids, namespace=space, media=self.spans(prompt))
         longer = Prompt((*prompt.ids, 8), prompt.media)
         assert pin.tokens == self.cache.peek(longer.ids, namespace=space, media=self.spans(longer)).length
@@ -362,8 +383,9 @@ class Machine(RuleBasedStateMachine):
         self.count(self.cache.evict_idle(seconds), before)
 
     @precondition(lambda self: self.young > 10)
-    @rule(space=spaces)
-    def drop(self, space: str) -> None:
+    @rule(pick=picks)
+    def drop(self, pick: int) -> None:
+        space = self.space(pick)
         ledger, others = self.cache.stats(space).nbytes, self.cache.nbytes - self.cache.stats(space).nbytes
         before = footprint()
         eviction = self.cache.drop(space)
@@ -430,5 +452,5 @@ def _whole(layer: Any, length: int) -> bool:
     return layer.spans or length <= getattr(layer, "window", getattr(layer, "chunk", -1))
 
 
-Machine.TestCase.settings = settings(max_examples=100, stateful_step_count=60)
+Machine.TestCase.settings = settings(max_examples=250, stateful_step_count=60)
 TestMachine = Machine.TestCase

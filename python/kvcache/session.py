@@ -37,8 +37,9 @@ class Session:
                 s.append(r.token)
 
     Leaving stores also after an exception or a cancelled prefill, as far as the layers are known
-    to be in step: a model of span layers up to the last completed chunk or appended token; of
-    other models the checkpoints made before stay.
+    to be in step: a model of span layers up to the last completed chunk or appended token. State
+    layers do not show where they stand, so models with such are stored where ``on_progress`` or
+    ``append`` was last called, if they have not moved since; of checkpoints made before, all stay.
 
     Attributes:
         hit: What the fetch found.
@@ -102,15 +103,25 @@ class Session:
 
     def _begin(self) -> tuple[bool, bool]:
         """Whether this rank has span layers only, and whether its namespace knows the bytes of a token."""
-        self.prompt_cache = self.hit.prompt_cache or self._fresh()
+        self.prompt_cache = self._caches()
         self._local_spans = _spans_only(self.prompt_cache)
         with self._cache._state.guard() as index:
             return self._local_spans, bool(index.layouts(self._namespace))
 
-    def _fresh(self) -> list[Any]:
-        if not self._models:
-            raise ConfigError("nothing is stored for this prompt and no model was given: pass model=")
-        return [layer for model in self._models for layer in _make(model)]
+    def _caches(self) -> list[Any]:
+        """The fetched cache, or a fresh one."""
+        fresh = [layer for model in self._models for layer in _make(model)]
+        fetched = self.hit.prompt_cache
+        if fetched is None:
+            if not fresh:
+                raise ConfigError("nothing is stored for this prompt and no model was given: pass model=")
+            return fresh
+        if fresh and len(fresh) != len(fetched):
+            raise ConfigError(
+                f"the namespace {self._namespace!r} holds caches of {len(fetched)} layers, this model makes "
+                f"{len(fresh)}: pass namespace=kvcache.model_namespace(model)"
+            )
+        return fetched
 
     def _reserve(self) -> None:
         """Makes room once for the whole prompt, as far as the bytes of a token are known."""
