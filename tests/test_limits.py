@@ -281,10 +281,28 @@ def test_a_store_evicts_down_to_the_memory_limit() -> None:
 
 
 def test_the_constructor_s_memory_limit_counts() -> None:
-    model, cache = PosKV(KV()), KVPrefixCache(memory_limit=1)
+    model, entry = PosKV(KV()), PosKV(KV()).nbytes(20)
+    tokens = prompt(40, first=1)
+    prompt_cache = model.filled(tokens)
+    # Room for 40 tokens beside what the caller holds: a prompt of 20 while it is stored, or this one.
+    cache = KVPrefixCache(memory_limit=active() + 2 * entry)
     _fill(cache, model, 1, 20)
-    assert cache.store(prompt(20, first=1), model.filled(prompt(20, first=1))).evicted.segments == 1
+    assert cache.store(tokens, prompt_cache).evicted.segments == 1
     assert _alive(cache, 2, 20) == [1]
+
+
+def test_what_no_eviction_brings_under_the_memory_limit_is_refused_and_costs_nothing() -> None:
+    model, cache = PosKV(KV(), Arrays()), KVPrefixCache()
+    _fill(cache, model, 2, 20)
+    tokens = prompt(60, first=3)
+    prompt_cache = model.filled(tokens)
+    _limit(cache, active() + 1)
+    stored = cache.store(tokens, prompt_cache)
+    assert (stored.reason, stored.length, bool(stored.evicted)) == ("too_large", 0, False)
+    assert "memory_limit" in stored.detail
+    assert _alive(cache, 2, 20) == [0, 1]
+    assert cache.store(tokens, prompt_cache, donate=True).reason == "stored"
+    cache.validate()
 
 
 def test_a_fetch_evicts_down_to_the_memory_limit_and_not_itself() -> None:

@@ -15,7 +15,7 @@ from tests.support.layers import KV, Arrays
 from tests.support.poskv import PosKV
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
 LAST = 2**31 - 1
 STORED = [5, 6, 7, 8, 9, 10]
@@ -71,26 +71,7 @@ NARROW = {
     "mlx uint16",
     "numpy scalars, unsigned",
 }
-# Known defects of rust/bindings/src/tokens.rs; each mark falls with its repair.
-TO_BE_REPAIRED = {
-    "numpy unaligned": "an unaligned buffer raises BufferError",
-    "empty array": "an empty array.array raises BufferError",
-    "uint32 array": "an id from 2**31 up is shown as a negative one",
-    "behind the KV": "of an array only as many ids are checked as the KV has",
-    "big-endian array": "foreign byte order is taken for the machine's own",
-}
-
-
-def _cases(names: Iterable[str]) -> list[Any]:
-    return [
-        pytest.param(name, marks=pytest.mark.xfail(reason=TO_BE_REPAIRED[name]))
-        if name in TO_BE_REPAIRED
-        else name
-        for name in names
-    ]
-
-
-forms = pytest.mark.parametrize("form", _cases(FORMS))
+forms = pytest.mark.parametrize("form", FORMS)
 
 
 def _flat(tokens: Any) -> list[int]:
@@ -138,7 +119,7 @@ def test_the_index_reads_it(form: str) -> None:
     assert index.match_prefix(FORMS[form](ASKED)).length == 4
 
 
-@pytest.mark.parametrize("form", _cases(name for name in FORMS if name not in NARROW))
+@pytest.mark.parametrize("form", [name for name in FORMS if name not in NARROW])
 def test_the_largest_id(form: str, model: PosKV) -> None:
     tokens = FORMS[form]([0, LAST, LAST - 1])
     cache = KVPrefixCache()
@@ -158,7 +139,7 @@ EMPTY: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", _cases(EMPTY))
+@pytest.mark.parametrize("name", EMPTY)
 def test_no_tokens_at_all(name: str, cache: KVPrefixCache, model: PosKV) -> None:
     empty = EMPTY[name]
     hit = cache.fetch(empty)
@@ -232,7 +213,7 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", _cases(BAD))
+@pytest.mark.parametrize("case", BAD)
 def test_bad_tokens_are_named_and_change_nothing(case: str, cache: KVPrefixCache, model: PosKV) -> None:
     tokens, error, says = BAD[case]
     before = cache.stats()
@@ -260,7 +241,7 @@ def test_bad_tokens_are_named_and_change_nothing(case: str, cache: KVPrefixCache
     model.check(prompt_cache, content)
 
 
-@pytest.mark.parametrize("form", _cases(["list", "behind the KV"]))
+@pytest.mark.parametrize("form", ["list", "behind the KV"])
 def test_a_bad_token_behind_the_kv(form: str, cache: KVPrefixCache, model: PosKV) -> None:
     tokens = [5, 4, -1] if form == "list" else np.array([5, 4, -1], np.int32)
     with pytest.raises(TokenError, match="found -1 at position 2"):

@@ -76,8 +76,12 @@ class KVPrefixCache:
         clock: Callable[[], float] = time.monotonic,
         group: mx.distributed.Group | None = None,
     ) -> None:
-        if pressure is not None and not isinstance(pressure, PressureSource):
-            raise TypeError(f"pressure needs a method excess_bytes(), found {type(pressure).__name__}")
+        if pressure is not None and (isinstance(pressure, type) or not isinstance(pressure, PressureSource)):
+            raise TypeError(f"pressure needs a method excess_bytes(), found {pressure!r}")
+        if not callable(clock):
+            raise TypeError(f"clock must be callable, found {type(clock).__name__}")
+        if group is not None and not isinstance(group, mx.distributed.Group):
+            raise TypeError(f"group must be an mx.distributed.Group, found {type(group).__name__}")
         _whole("segment_tokens", segment_tokens)
         _whole("max_checkpoints", max_checkpoints)
         info = mx.device_info()
@@ -90,7 +94,7 @@ class KVPrefixCache:
         system = psutil.virtual_memory().total
         limits = MemoryLimits(resolve_memory_limit(memory_limit, info, system), pressure)
         self._state = State(index, limits, check_policy(gc), clock, max_checkpoints, Ranks(group))
-        self._finalizer = weakref.finalize(self, State.abandon, self._state)
+        self._finalizer = weakref.finalize(self, self._state.segments.abandon)
         self._finalizer.atexit = False
 
     def fetch(
@@ -154,7 +158,7 @@ class KVPrefixCache:
             length: Store this many tokens only; for caches whose layers can all be cut there.
             label: Counted by label.
             donate: Move the layers in one by one: the caller's cache is empty afterwards, unless
-                the store was refused.
+                the store was refused. What fails half-way has lost that one entry.
 
         Returns:
             What was stored, or why not; a refusal changes nothing.
@@ -280,9 +284,9 @@ class KVPrefixCache:
         """Keeps the longest stored prefix of ``tokens`` from eviction, until released.
 
         Returns:
-            A context manager. Its ``tokens`` says how many are pinned: 0 where nothing matched. A
-            node matched in part is pinned whole; of a hybrid model the deepest usable checkpoint
-            with its KV is.
+            A context manager, which pins as long as it is kept. Its ``tokens`` says how many are
+            pinned: 0 where nothing matched. A node matched in part is pinned whole; of a hybrid
+            model the deepest usable checkpoint with its KV is.
         """
         self._state.enter("pin")
         return pin(self._state, partial(question, tokens, namespace, media))
@@ -307,7 +311,7 @@ class KVPrefixCache:
         """Drops everything, pinned or not, and gives MLX's pool back."""
         self._state.enter("clear")
         self._state.ranks.together(self._usable)
-        return self._state.cycle(lambda index: index.clear(), always=True)
+        return self._state.clear()
 
     def close(self) -> None:
         """Clears the cache for good: later calls raise ClosedError. Closing twice is fine."""

@@ -50,21 +50,10 @@ class Ranks:
         """
         if not self.grouped:
             return list(values), list(values)
-        self._begin()
+        self.collectives += 1
         mine = mx.array([*values, *(-value for value in values)], dtype=mx.int32)
         lows: list[int] = mx.distributed.all_min(mine, group=self._group).tolist()  # type: ignore[assignment]
         return lows[: len(values)], [-low for low in lows[len(values) :]]
-
-    def _begin(self) -> None:
-        """Counts a collective; what the model's own streams have under way ends before it starts.
-
-        A generator that was left in mid-answer leaves its next step running, collectives included, on
-        a stream that mlx-lm keeps for it. Two streams' collectives would take each other's messages.
-        """
-        self.collectives += 1
-        generation = sys.modules.get("mlx_lm.generate")
-        if generation is not None:
-            mx.synchronize(generation.generation_stream)
 
     def propose(self, action: Callable[[], Sequence[int]], width: int) -> tuple[list[int], list[int]]:
         """Computes ``width`` values on each rank and agrees on them. One collective.
@@ -119,6 +108,16 @@ class Ranks:
         """The largest count of units over all ranks. One collective."""
         return self.propose(lambda: [count()], 1)[1][0]
 
+    def settle(self) -> None:
+        """Before a call's first collective: what the model has under way on a stream of its own ends.
+
+        A generator that was left in mid-answer leaves its next step running, collectives included, on
+        a stream that mlx-lm keeps for it. Two streams' collectives would take each other's messages.
+        """
+        generation = sys.modules.get("mlx_lm.generate")
+        if generation is not None:
+            mx.synchronize(generation.generation_stream)
+
     def check(self, call: str, lines: list[str], *, closed: bool) -> None:
         """Compares the call that the ranks are about to make, and their indexes.
 
@@ -147,7 +146,7 @@ class Ranks:
         """What each rank says. Two collectives."""
         said = text.encode()
         longest = self.agree(len(said))[1][0]
-        self._begin()
+        self.collectives += 1
         mine = mx.array(list(said.ljust(longest)), dtype=mx.int32)
         flat = mx.distributed.all_gather(mine, group=self._group)
         rows: list[list[int]] = flat.reshape(-1, longest).tolist()  # type: ignore[assignment]

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 from kvcache.fetching import question
 from kvcache.pressing import Relief
-from kvcache.results import Eviction
+from kvcache.results import Eviction, Hit
 from kvcache.sizes import parse_size
 
 if TYPE_CHECKING:
     from kvcache.fetching import Question
-    from kvcache.results import Hit
     from kvcache.state import State
 
 
@@ -23,6 +22,8 @@ def reserve(state: State, nbytes: int, protect: Hit | None) -> Eviction:
     def read() -> None:
         nonlocal wanted, asked
         wanted = parse_size(nbytes, "nbytes")
+        if protect is not None and not isinstance(protect, Hit):
+            raise TypeError(f"protect must be a Hit, found {type(protect).__name__}")
         if protect is None or not protect.length:
             return
         asked = question(protect.tokens, protect.namespace, protect.media)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import mlx.core as mx
+
 from kvcache import arrays
 from kvcache.errors import InternalError
 
@@ -26,6 +28,7 @@ class SegmentStore:
     def __init__(self) -> None:
         self._segments: dict[int, Segment] = {}
         self._checkpoints: dict[int, Checkpoint] = {}
+        self._abandoned = False
 
     def put(self, segments: dict[int, Segment], checkpoint: tuple[int, Checkpoint] | None) -> None:
         """Takes over the arrays of one commit."""
@@ -43,16 +46,29 @@ class SegmentStore:
 
     def remove(self, dropped: Dropped) -> list[Array]:
         """Hands out the arrays of what the index dropped, each once."""
+        if self._abandoned:
+            return []
         segments = [self._segments.pop(number) for number in dropped.segments]
         checkpoints = [self._checkpoints.pop(number) for number in dropped.checkpoints]
         found = [array for segment in segments for array in segment]
         found += [array for images in checkpoints for image in images for array in image.arrays]
         return found
 
-    def clear(self) -> None:
-        """Forgets everything: the cache itself is gone."""
+    def remove_all(self) -> list[Array]:
+        """Hands out all arrays: the index holds nothing any more."""
+        found = [array for segment in self._segments.values() for array in segment]
+        found += [
+            array for images in self._checkpoints.values() for image in images for array in image.arrays
+        ]
         self._segments.clear()
         self._checkpoints.clear()
+        return found
+
+    def abandon(self) -> None:
+        """The cache was collected: its arrays go, and their memory comes back."""
+        self._abandoned = True
+        self.remove_all()
+        mx.clear_cache()
 
     def totals(self) -> tuple[int, int, int]:
         """(bytes, arrays, segments) that are really held. O(arrays)."""

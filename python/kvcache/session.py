@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from operator import index as integer
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import mlx.core as mx
@@ -172,7 +173,7 @@ class Session:
 
     def append(self, token: int) -> None:
         """Notes a generated token, after it was run. The key grows by it."""
-        self._appended.append(int(token))
+        self._appended.append(integer(token))
         self._note(len(self._key) + len(self._appended))
 
     def _note(self, known: int) -> None:

@@ -89,7 +89,10 @@ class State:
             yield self.index
 
     def enter(self, call: str) -> None:
-        """Where a public call begins: in debug mode the ranks are compared before they act."""
+        """Where a public call begins; in debug mode the ranks are compared before they act."""
+        if not self.ranks.grouped:
+            return
+        self.ranks.settle()
         if self.ranks.checked:
             lines = self.index.outline()
             self.ranks.check(call, lines, closed=self.closed)
@@ -272,6 +275,13 @@ class State:
         figures = self.index.labels()
         return {label: figures[number] for label, number in self._labels.items() if number < len(figures)}
 
+    def clear(self) -> Eviction:
+        """Drops everything, also what an interrupted call may have left without an owner."""
+        with self.guard() as index:
+            dropped = index.clear()
+            arrays = self.segments.remove_all()
+        return self.finish(dropped, arrays)
+
     def close(self) -> None:
         """Drops everything for good; what other threads have under way ends with ClosedError."""
         with self.lock:
@@ -279,11 +289,5 @@ class State:
                 return
             self.closed = True
             dropped = self.index.clear()
-            arrays = self.segments.remove(dropped)
+            arrays = self.segments.remove_all()
         self.finish(dropped, arrays)
-
-    def abandon(self) -> None:
-        """The cache was collected: its arrays go, and their memory comes back."""
-        self.closed = True
-        self.segments.clear()
-        mx.clear_cache()

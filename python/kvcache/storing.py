@@ -13,6 +13,7 @@ from kvcache.planning import Reading, abort, plan
 from kvcache.pressing import Relief
 from kvcache.results import Eviction, Stored
 from kvcache.segments import image_figures
+from kvcache.sizes import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -199,7 +200,11 @@ class Store:
         images = prompt.images()
         tokens = planned.length - planned.matched
         nbytes = tokens * token_bytes(reading.layout) + image_figures(images)[0]
-        self._evicted += state.relieve(Relief(state, 0 if self._donate else nbytes))
+        # A donated layer is let go of when its copy is made: nothing is added.
+        need = 0 if self._donate else nbytes
+        self._require_memory(need, spare=True)
+        self._evicted += state.relieve(Relief(state, need))
+        self._require_memory(need, spare=False)
         copies, evicted = state.allocating(
             lambda: cut(planned, prompt, images, halved, self._donate),
             nbytes,
@@ -208,6 +213,25 @@ class Store:
         )
         self._evicted += evicted
         return copies
+
+    def _require_memory(self, need: int, *, spare: bool) -> None:
+        """Refuses a store that no eviction brings under ``memory_limit``, before anything goes for it.
+
+        Args:
+            need: Bytes that it adds.
+            spare: Count what could be evicted as free.
+        """
+
+        def fits() -> tuple[bool]:
+            over = self._state.limits.over(need)
+            if over and spare:
+                with self._state.guard() as index:
+                    figures = index.stats()
+                over -= figures.nbytes - figures.leased_bytes
+            return (over <= 0,)
+
+        if not self._state.ranks.propose(fits, 1)[0][0]:
+            raise Refusal("too_large", f"{format_size(need)} more do not fit under memory_limit")
 
     def _commit(self, planned: Planned, copies: Copies) -> bool:
         state, stamp = self._state, self._state.stamp()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import mlx.core as mx
+
 from kvcache.layers.base import Image, ImageAdapter, Refusal, SpanAdapter, require_rows, require_single
 from kvcache.layers.layout import ImageLeaf, Layout, Leaf, Shape, SpanLeaf
 from kvcache.layers.registry import adapter_of, is_batched, is_list
@@ -71,6 +73,8 @@ class Prompt:
         if not self.caches or (known and not any(known)):
             raise Refusal("empty", "the prompt cache holds no tokens")
         low, high = (min(known), max(known)) if known else (tokens, tokens)
+        if low < 0:
+            raise Refusal("offset_mismatch", f"a layer claims {low} tokens")
         if asked is not None:
             if asked > low or (asked < high and not self.spans_only):
                 can = (
@@ -125,11 +129,13 @@ def _leaf(adapter: Adapter, cache: Any) -> Leaf:
         return ImageLeaf(cls, adapter.static(cache), adapter.signature(cache))
     buffers = adapter.arrays(cache)
     for buffer in buffers:
-        if buffer.ndim != 4:
+        shape = buffer.shape if isinstance(buffer, mx.array) else None
+        if shape is None or len(shape) != 4:
+            found = type(buffer).__name__ if shape is None else f"arrays of shape {shape}"
             raise Refusal(
                 "unsupported_layer",
-                f"{cls.__module__}.{cls.__qualname__} holds arrays of shape {buffer.shape}; "
-                "a span layer's are (1, heads, tokens, width)",
+                f"{cls.__module__}.{cls.__qualname__} holds {found}; "
+                "a span layer's arrays are (1, heads, tokens, width)",
             )
     require_single(buffers, cls)
     require_rows(buffers, adapter.offset(cache), cls)

@@ -69,11 +69,15 @@ class MemoryLimits:
     memory_limit: int | None = None
     pressure: PressureSource | None = None
 
+    def over(self, need: int) -> int:
+        """Bytes by which ``need`` more would be over ``memory_limit``."""
+        if self.memory_limit is None:
+            return 0
+        return max(0, int(mx.get_active_memory()) + need - self.memory_limit)
+
     def excess(self, need: int) -> int:
         """Bytes that must go before ``need`` more are allocated."""
-        excess = 0
-        if self.memory_limit is not None:
-            excess = mx.get_active_memory() + need - self.memory_limit
+        excess = self.over(need)
         if self.pressure is not None:
             excess = max(excess, int(self.pressure.excess_bytes()))
         return max(0, excess)

@@ -3,13 +3,18 @@
 use std::sync::Mutex;
 
 use kvcache_core as core;
+use pyo3::Borrowed;
+use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 
 use crate::error::{ConfigError, broken, lock};
 use crate::tokens;
 use crate::types::{Evicted, IndexStats, Inserted, Match};
 
-/// A native prefix tree with LRU order and byte ledger; bookkeeping only.
+/// A native prefix tree over token ids with LRU order and byte ledger; bookkeeping only.
+///
+/// For schedulers, routers and simulation: it holds no arrays and imports no MLX. Safe to share between
+/// threads. Raises `ConfigError` for a limit or size that is negative or beyond 63 bits.
 #[pyclass(frozen, module = "kvcache._core")]
 pub(crate) struct PrefixIndex(Mutex<core::PrefixIndex>);
 
@@ -37,6 +42,22 @@ pub(crate) fn limits(
     })
 }
 
+/// A size as Python gives it. What does not fit 64 bits is out of every range.
+pub(crate) struct Size(i64);
+
+impl<'a, 'py> FromPyObject<'a, 'py> for Size {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        match object.extract::<i64>() {
+            Err(error) if error.is_instance_of::<PyOverflowError>(object.py()) => {
+                Err(ConfigError::new_err(format!("sizes must fit 63 bits, found {}", object.repr()?)))
+            }
+            value => value.map(Self),
+        }
+    }
+}
+
 pub(crate) fn not_negative(name: &str, value: i64) -> PyResult<u64> {
     u64::try_from(value)
         .map_err(|_| ConfigError::new_err(format!("{name} must not be negative, found {value}")))
@@ -45,12 +66,18 @@ pub(crate) fn not_negative(name: &str, value: i64) -> PyResult<u64> {
 #[pymethods]
 impl PrefixIndex {
     #[new]
-    #[pyo3(signature = (*, max_bytes = None, max_buffers = None, segment_tokens = 1024))]
-    fn new(max_bytes: Option<i64>, max_buffers: Option<i64>, segment_tokens: i64) -> PyResult<Self> {
-        let limits = limits(max_bytes, max_buffers, segment_tokens, 1)?;
+    #[pyo3(signature = (*, max_bytes = None, max_buffers = None, segment_tokens = Size(1024)))]
+    fn new(max_bytes: Option<Size>, max_buffers: Option<Size>, segment_tokens: Size) -> PyResult<Self> {
+        let (max_bytes, max_buffers) = (max_bytes.map(|size| size.0), max_buffers.map(|size| size.0));
+        let limits = limits(max_bytes, max_buffers, segment_tokens.0, 1)?;
         Ok(Self(Mutex::new(core::PrefixIndex::new(limits))))
     }
 
+    /// Finds the longest stored prefix of `tokens`: `length` tokens, all of them where all are stored.
+    ///
+    /// With `touch` it becomes the most recently used; otherwise nothing changes. O(len(tokens)); the
+    /// number of stored prompts plays no part. Raises `TokenError` for an id outside 0..2³¹-1 anywhere
+    /// in `tokens`, `TypeError` for tokens of another type.
     #[pyo3(signature = (tokens, *, namespace = "", touch = true))]
     fn match_prefix(&self, tokens: &Bound<'_, PyAny>, namespace: &str, touch: bool) -> PyResult<Match> {
         let tokens = tokens::read(tokens)?;
@@ -62,10 +89,19 @@ impl PrefixIndex {
         found.map(Match::from)
     }
 
-    #[pyo3(signature = (tokens, *, namespace = "", bytes_per_token = 1))]
-    fn insert(&self, tokens: &Bound<'_, PyAny>, namespace: &str, bytes_per_token: i64) -> PyResult<Inserted> {
+    /// Plans, evicts and commits in one step, bookkeeping only: each token counts `bytes_per_token`.
+    ///
+    /// The longest prefix that fits the limits is kept: `length` tokens, of which `new_tokens` were not
+    /// held before; `evicted` made room for them. O(len(tokens)). Raises as `match_prefix`.
+    #[pyo3(signature = (tokens, *, namespace = "", bytes_per_token = Size(1)))]
+    fn insert(
+        &self,
+        tokens: &Bound<'_, PyAny>,
+        namespace: &str,
+        bytes_per_token: Size,
+    ) -> PyResult<Inserted> {
         let py = tokens.py();
-        let bytes_per_token = not_negative("bytes_per_token", bytes_per_token)?;
+        let bytes_per_token = not_negative("bytes_per_token", bytes_per_token.0)?;
         let tokens = tokens::read(tokens)?;
         let length = tokens.keys().len();
         let inserted = tokens.with_query(&mut *lock(&self.0)?, length, &[], true, |index, query| {
@@ -74,19 +110,23 @@ impl PrefixIndex {
         Inserted::new(py, inserted)
     }
 
-    fn evict(&self, nbytes: i64) -> PyResult<Evicted> {
-        let need = core::Need { nbytes: not_negative("nbytes", nbytes)?, ..core::Need::default() };
+    /// Evicts the shortest run of the LRU order that has `nbytes`. O(1) amortised for each segment.
+    fn evict(&self, nbytes: Size) -> PyResult<Evicted> {
+        let need = core::Need { nbytes: not_negative("nbytes", nbytes.0)?, ..core::Need::default() };
         Ok(lock(&self.0)?.evict(need).into())
     }
 
+    /// Drops everything.
     fn clear(&self) -> PyResult<Evicted> {
         Ok(lock(&self.0)?.clear().into())
     }
 
+    /// Figures as they stand now. O(number of namespaces).
     fn stats(&self) -> PyResult<IndexStats> {
         Ok(lock(&self.0)?.stats().into())
     }
 
+    /// Recomputes every counter and link; raises `InternalError` naming what is broken. O(everything).
     fn validate(&self) -> PyResult<()> {
         lock(&self.0)?.validate().map_err(|found| broken(&found))
     }

@@ -1,7 +1,7 @@
 //! The only file that knows about buffers: token ids out of whatever Python holds them in.
 
-use kvcache_core::{MAX_TOKEN, MediaKeys, PrefixIndex, Query, Span};
-use pyo3::buffer::{Element, ElementType, PyUntypedBuffer};
+use kvcache_core::{Error, MAX_TOKEN, MediaKeys, PrefixIndex, Query, Span, check_tokens};
+use pyo3::buffer::{ElementType, PyUntypedBuffer};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyList, PyString, PyTuple};
@@ -76,9 +76,10 @@ impl Tokens {
         intern: bool,
         with: impl FnOnce(&mut PrefixIndex, &Query<'_>) -> Result<R, kvcache_core::Error>,
     ) -> PyResult<R> {
-        let keys = &self.keys()[..length];
+        let (keys, behind) = self.keys().split_at(length);
         let result = if media.is_empty() {
-            with(index, &Query::tokens(keys))
+            // What is not part of the key is checked too: a bad id is an error wherever it stands.
+            check_tokens(behind, length).and_then(|()| with(index, &Query::tokens(keys)))
         } else {
             let spans: Vec<Span<'_>> = media
                 .iter()
@@ -87,7 +88,18 @@ impl Tokens {
             let keys = index.media_keys(keys, &spans, intern);
             keys.and_then(|keys: MediaKeys| with(index, &keys.query()))
         };
-        result.map_err(|error| to_python(&error))
+        result.map_err(|error| match error {
+            Error::InvalidToken { position, key } if self.unsigned() => {
+                out_of_range(&key.to_string(), position)
+            }
+            error => to_python(&error),
+        })
+    }
+
+    /// Whether the ids stand in an array of unsigned integers.
+    fn unsigned(&self) -> bool {
+        let Source::Buffer(buffer, _) = &self.0 else { return false };
+        matches!(ElementType::from_format(buffer.format()), ElementType::UnsignedInteger { .. })
     }
 }
 
@@ -184,11 +196,20 @@ fn out_of_range(value: &str, at: usize) -> PyErr {
     TokenError::new_err(format!("token ids must be from 0 to {MAX_TOKEN}, found {value} at position {at}"))
 }
 
+/// Prefixes of element formats in the other byte order.
+const FOREIGN: &[u8] = if cfg!(target_endian = "little") { b">!" } else { b"<" };
+
 fn from_buffer(object: &Bound<'_, PyAny>, buffer: PyUntypedBuffer) -> PyResult<Tokens> {
-    let py = object.py();
     let kind = ElementType::from_format(buffer.format());
     let length = buffer.item_count();
     let shape = buffer.shape();
+    if buffer.format().to_bytes().first().is_some_and(|order| FOREIGN.contains(order)) {
+        return Err(PyTypeError::new_err(format!(
+            "token arrays must be in this machine's byte order, found element format {:?} in {}",
+            buffer.format().to_string_lossy(),
+            type_name(object)
+        )));
+    }
     let one_row = match shape {
         [_] => true,
         [rows, _] => *rows == 1,
@@ -199,18 +220,19 @@ fn from_buffer(object: &Bound<'_, PyAny>, buffer: PyUntypedBuffer) -> PyResult<T
             "tokens must have one dimension, or two with one row, found shape {shape:?}; pass one row at a time"
         )));
     }
+    let aligned = (buffer.buf_ptr() as usize).is_multiple_of(align_of::<u32>());
     match kind {
         ElementType::SignedInteger { bytes: 4 } | ElementType::UnsignedInteger { bytes: 4 }
-            if buffer.is_c_contiguous() && (buffer.buf_ptr() as usize).is_multiple_of(align_of::<u32>()) =>
+            if buffer.is_c_contiguous() && aligned && length > 0 =>
         {
             Ok(Tokens(Source::Buffer(buffer, length)))
         }
-        ElementType::SignedInteger { bytes: 2 } => convert::<i16>(py, buffer),
-        ElementType::SignedInteger { bytes: 4 } => convert::<i32>(py, buffer),
-        ElementType::SignedInteger { bytes: 8 } => convert::<i64>(py, buffer),
-        ElementType::UnsignedInteger { bytes: 2 } => convert::<u16>(py, buffer),
-        ElementType::UnsignedInteger { bytes: 4 } => convert::<u32>(py, buffer),
-        ElementType::UnsignedInteger { bytes: 8 } => convert::<u64>(py, buffer),
+        ElementType::SignedInteger { bytes: 2 } => convert::<i16>(&buffer),
+        ElementType::SignedInteger { bytes: 4 } => convert::<i32>(&buffer),
+        ElementType::SignedInteger { bytes: 8 } => convert::<i64>(&buffer),
+        ElementType::UnsignedInteger { bytes: 2 } => convert::<u16>(&buffer),
+        ElementType::UnsignedInteger { bytes: 4 } => convert::<u32>(&buffer),
+        ElementType::UnsignedInteger { bytes: 8 } => convert::<u64>(&buffer),
         _ => Err(PyTypeError::new_err(format!(
             "token arrays must hold 16-, 32- or 64-bit integers, found element format {:?} in {}",
             buffer.format().to_string_lossy(),
@@ -219,13 +241,15 @@ fn from_buffer(object: &Bound<'_, PyAny>, buffer: PyUntypedBuffer) -> PyResult<T
     }
 }
 
-fn convert<T: Element + TryInto<i64> + std::fmt::Display + Copy>(
-    py: Python<'_>,
-    buffer: PyUntypedBuffer,
-) -> PyResult<Tokens> {
-    let values = buffer.into_typed::<T>()?.to_vec(py)?;
-    let mut tokens = Vec::with_capacity(values.len());
-    for (at, value) in values.into_iter().enumerate() {
+/// Reads element by element, whatever the strides and the alignment.
+fn convert<T: Copy + TryInto<i64> + std::fmt::Display>(buffer: &PyUntypedBuffer) -> PyResult<Tokens> {
+    let rows = buffer.dimensions() == 2;
+    let mut tokens = Vec::with_capacity(buffer.item_count());
+    for at in 0..buffer.item_count() {
+        let element = if rows { buffer.get_ptr(&[0, at]) } else { buffer.get_ptr(&[at]) };
+        // SAFETY: the index is inside the buffer's shape, and `T` has its elements' size and format.
+        #[allow(unsafe_code)]
+        let value: T = unsafe { element.cast::<T>().read_unaligned() };
         let token = value.try_into().ok().and_then(|value| u32::try_from(value).ok());
         match token.filter(|token| *token <= MAX_TOKEN) {
             Some(token) => tokens.push(token),

@@ -53,7 +53,10 @@ impl<'a> Query<'a> {
 }
 
 /// Checks that `keys`, which begin at `start` in the query, are token ids. O(n), vectorised.
-pub(crate) fn check_tokens(keys: &[u32], start: usize) -> Result<(), Error> {
+///
+/// # Errors
+/// The first that is not.
+pub fn check_tokens(keys: &[u32], start: usize) -> Result<(), Error> {
     if !any_media(keys) {
         return Ok(());
     }

@@ -38,7 +38,7 @@ pub use error::{Broken, Error};
 pub use evict::{Dropped, Need};
 pub use ids::{CheckpointId, LayoutId, LeaseId, PlanId, SegmentId};
 pub use index::{Inserted, Limits, PrefixIndex};
-pub use keys::{MAX_TOKEN, Query};
+pub use keys::{MAX_TOKEN, Query, check_tokens};
 pub use ledger::{Amount, LabelAmount};
 pub use lookup::{Match, Piece, Reason, Scope, Taken};
 pub use media::{MediaKeys, Span};
