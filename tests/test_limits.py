@@ -284,9 +284,9 @@ def test_the_constructor_s_memory_limit_counts() -> None:
     model, entry = PosKV(KV()), PosKV(KV()).nbytes(20)
     tokens = prompt(40, first=1)
     prompt_cache = model.filled(tokens)
-    # Room for 40 tokens beside what the caller holds: a prompt of 20 while it is stored, or this one.
+    # Room for 40 tokens beside what the caller holds.
     cache = KVPrefixCache(memory_limit=active() + 2 * entry)
-    _fill(cache, model, 1, 20)
+    assert cache.store(prompt(20), model.filled(prompt(20)), donate=True).reason == "stored"
     assert cache.store(tokens, prompt_cache).evicted.segments == 1
     assert _alive(cache, 2, 20) == [1]
 

@@ -223,7 +223,7 @@ class Store:
         """
 
         def fits() -> tuple[bool]:
-            over = self._state.limits.over(need)
+            over = self._state.limits.over(need) if need else 0
             if over and spare:
                 with self._state.guard() as index:
                     figures = index.stats()
