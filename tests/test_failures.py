@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+import mlx.core as mx
 import pytest
 
-from kvcache import AllocationError, ClosedError, KVPrefixCache, storing
+from kvcache import AllocationError, ClosedError, KVPrefixCache, arrays, storing
 from tests.support.faults import allocation_failure, assert_settled, contents, failing
 from tests.support.memory import active
 from tests.support.models import MODELS, prompt
@@ -219,6 +220,36 @@ def test_the_error_counts_what_was_evicted_for_the_plan_too() -> None:
     assert held - cache.nbytes == caught.value.evicted.nbytes == cache.stats().evicted_bytes
     assert isinstance(caught.value, MemoryError)
     assert_settled(cache)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_first_attempt_s_arrays_are_gone_before_the_second(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What could not be finished may not stand in the way of what is tried next."""
+    model, base = MODELS[kind](), active()
+    cache = KVPrefixCache(segment_tokens=16)
+    tokens = prompt(60)
+    prompt_cache = model.filled(tokens)
+    own, detach, evaluate = active() - base, arrays.detach, mx.eval
+    left: list[int] = []
+
+    def evaluating(*made: Any) -> None:
+        evaluate(*made)
+        if not left:
+            left.append(-1)
+            raise allocation_failure()
+
+    def detaching(array: mx.array) -> mx.array:
+        if left == [-1]:
+            left[0] = active() - base - own
+        return detach(array)
+
+    monkeypatch.setattr(mx, "eval", evaluating)
+    monkeypatch.setattr(arrays, "detach", detaching)
+    assert cache.store(tokens, prompt_cache).reason == "stored"
+    # A window with kept rows was put in order before it was copied, and is still in order.
+    assert left == [model.layers[0].nbytes(8) if kind == "rotating-keep" else 0]
 
 
 def test_an_error_that_only_looks_like_one_propagates() -> None:

@@ -142,7 +142,10 @@ def test_a_prefill_broken_off_by_a_break(kind: str, chunks: int) -> None:
 @kinds
 @pytest.mark.parametrize("error", [Stopped, KeyboardInterrupt])
 @pytest.mark.parametrize("chunk", [1, 3])
-def test_an_exception_inside_a_forward_pass(kind: str, error: type[BaseException], chunk: int) -> None:
+@pytest.mark.parametrize("reached", [1, 99])
+def test_an_exception_inside_a_forward_pass(
+    kind: str, error: type[BaseException], chunk: int, reached: int
+) -> None:
     """Some layers ran the chunk and some did not. What the last whole chunk left is good."""
     model, cache = MODELS[kind](), KVPrefixCache()
     tokens = prompt(40)
@@ -151,7 +154,7 @@ def test_an_exception_inside_a_forward_pass(kind: str, error: type[BaseException
         for at in range(5):
             new = tokens[at * STEP : (at + 1) * STEP]
             if at == chunk:
-                for layer, part in list(zip(model.layers, session.prompt_cache, strict=True))[:1]:
+                for layer, part in list(zip(model.layers, session.prompt_cache, strict=True))[:reached]:
                     layer.grow(part, new, at * STEP)
                 raise error
             model.grow(session.prompt_cache, new)

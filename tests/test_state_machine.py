@@ -198,6 +198,7 @@ class Machine(RuleBasedStateMachine):
         content = prompt.content()[: hit.length]
         model.check(hit.prompt_cache, content)
         assert active() - self.base == self.cache.nbytes + nbytes(hit.prompt_cache)
+        assert nbytes(hit.prompt_cache) == model.roomy(hit.length, len(hit.remaining))
         if not take:
             assert self.cache.nbytes == ledger
         elif self.cache.nbytes < ledger:

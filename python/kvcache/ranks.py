@@ -46,14 +46,23 @@ class Ranks:
     def agree(self, *values: int) -> tuple[list[int], list[int]]:
         """The smallest and the largest of each value over all ranks. One collective.
 
-        Values lie between -(2³¹-1) and 2³¹-1.
+        Values have 32 bits.
         """
         if not self.grouped:
             return list(values), list(values)
+        columns = list(zip(*self._all(values), strict=True))
+        return [min(column) for column in columns], [max(column) for column in columns]
+
+    def _all(self, values: Sequence[int]) -> list[list[int]]:
+        """The values of every rank, by rank. One collective.
+
+        A gathering, and not an ``all_min`` of the values and their negatives: on a ring that sends
+        each message round twice, and does not say whose value it was.
+        """
         self.collectives += 1
-        mine = mx.array([*values, *(-value for value in values)], dtype=mx.int32)
-        lows: list[int] = mx.distributed.all_min(mine, group=self._group).tolist()  # type: ignore[assignment]
-        return lows[: len(values)], [-low for low in lows[len(values) :]]
+        mine = mx.array(list(values), dtype=mx.int32)
+        rows = mx.distributed.all_gather(mine, group=self._group).reshape(-1, len(values))
+        return rows.tolist()  # type: ignore[return-value] # lists of lists of integers
 
     def propose(self, action: Callable[[], Sequence[int]], width: int) -> tuple[list[int], list[int]]:
         """Computes ``width`` values on each rank and agrees on them. One collective.
@@ -70,39 +79,28 @@ class Ranks:
             values = list(action())
         except Exception as error:  # noqa: BLE001 - raised once all ranks know
             failure = error
-        lows, highs = self.agree(failure is None, *values)
+        told = self._all([failure is None, *values])
         try:
-            _raise(failure, lows[0])
+            _raise(failure, [rank for rank, row in enumerate(told) if not row[0]])
         finally:
             failure = None
-        return lows[1:], highs[1:]
+        columns = list(zip(*told, strict=True))[1:]
+        return [min(column) for column in columns], [max(column) for column in columns]
 
-    def together(self, action: Callable[[], T], undo: Callable[[], None] | None = None) -> T:
+    def together(self, action: Callable[[], T]) -> T:
         """Runs ``action`` on each rank; it counts only if it succeeded on all. One collective.
-
-        Args:
-            action: What may fail.
-            undo: Takes it back on ranks where it succeeded in vain.
 
         Raises:
             RankError: Another rank failed. Where this one failed, its own exception.
         """
-        if not self.grouped:
-            return action()
-        failure: BaseException | None = None
-        result: T | None = None
-        try:
-            result = action()
-        except Exception as error:  # noqa: BLE001 - raised once all ranks know
-            failure = error
-        lows, _ = self.agree(failure is None)
-        if failure is None and not lows[0] and undo is not None:
-            undo()
-        try:
-            _raise(failure, lows[0])
-        finally:
-            failure = None
-        return result  # type: ignore[return-value] # the action succeeded, or `_raise` raised
+        result: list[T] = []
+
+        def act() -> tuple[()]:
+            result.append(action())
+            return ()
+
+        self.propose(act, 0)
+        return result[0]
 
     def most(self, count: Callable[[], int]) -> int:
         """The largest count of units over all ranks. One collective."""
@@ -146,21 +144,17 @@ class Ranks:
         """What each rank says. Two collectives."""
         said = text.encode()
         longest = self.agree(len(said))[1][0]
-        self.collectives += 1
-        mine = mx.array(list(said.ljust(longest)), dtype=mx.int32)
-        flat = mx.distributed.all_gather(mine, group=self._group)
-        rows: list[list[int]] = flat.reshape(-1, longest).tolist()  # type: ignore[assignment]
-        texts = [bytes(row).decode().rstrip() for row in rows]
+        texts = [bytes(row).decode().rstrip() for row in self._all(said.ljust(longest))]
         return "; ".join(f"rank {rank} has {text!r}" for rank, text in enumerate(texts))
 
 
-def _raise(failure: BaseException | None, succeeded: int) -> None:
+def _raise(failure: BaseException | None, failed: list[int]) -> None:
     # A frame that keeps the exception which keeps the frame is a cycle around the caller's arrays.
     try:
         if failure is not None:
             raise failure
-        if not succeeded:
-            raise RankError("another rank of the group could not do this; see that rank's own error")
+        if failed:
+            raise RankError(f"rank {failed[0]} of the group could not do this; see its own error")
     finally:
         del failure
 

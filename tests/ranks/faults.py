@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import BatchKVCache
 
@@ -75,6 +76,21 @@ def two_kinds_of_failure(group: Any, broken: int) -> Trial:
         error = ZeroDivisionError() if trial.here else None
         trial.call(name, partial(_during, True, action, ALWAYS, error), raises=raises)
     trial.fetch([*A, 1])
+    trial.works()
+    return trial
+
+
+def lazy_layers(group: Any, broken: int) -> Trial:
+    """What a forward pass left to be computed waits for all ranks, also where one of them fails."""
+    trial = Trial(group, broken)
+    for count in (1, ALWAYS):
+        prompt_cache = trial.filled(A)
+        layer = prompt_cache[0]
+        layer.keys = mx.depends(layer.keys, mx.distributed.all_sum(mx.ones(3), group=group))
+        store = partial(trial.cache.store, A, prompt_cache)
+        short = ("AllocationError", "AllocationError") if count == ALWAYS else ("", "")
+        trial.call(f"{count} fail", partial(_during, trial.here, store, count), raises=short)
+        trial.call("clear", trial.cache.clear)
     trial.works()
     return trial
 
@@ -184,7 +200,7 @@ def bad_arguments(group: Any, broken: int) -> Trial:
         ("media", "TypeError", lambda: cache.fetch(A, media=[5] if here else [])),
         ("a size to evict", "ConfigError", lambda: cache.evict(-1 if here else 0)),
         ("a size to reserve", "ConfigError", lambda: cache.reserve(-1 if here else 0, protect=hit)),
-        ("what to protect", "AttributeError", lambda: cache.reserve(5, protect=5 if here else hit)),
+        ("what to protect", "TypeError", lambda: cache.reserve(5, protect=5 if here else hit)),
         ("a size to keep", "ConfigError", lambda: cache.trim_to(nbytes="x" if here else 10**6)),
         ("seconds", "ConfigError", lambda: cache.evict_idle(-1 if here else 10**6)),
         ("what to drop", "TypeError", lambda: cache.drop(5 if here else "other")),
@@ -251,6 +267,7 @@ SCENARIOS: tuple[Callable[[Any, int], Trial], ...] = (
     allocation_at_fetch,
     allocation_at_store,
     two_kinds_of_failure,
+    lazy_layers,
     pressure_raises,
     pressure_on_one_rank,
     closes,

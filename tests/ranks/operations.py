@@ -1,4 +1,9 @@
-"""Random calls, the same ones on every rank. What differs is bytes, limits, pressure, clocks, failures."""
+"""Random calls, the same ones on every rank.
+
+In a rough run bytes, limits, pressure, clocks and failures differ. In a calm run there are none, and a
+cache of one process that holds the layers of all ranks makes the same calls beside them: it must come
+to the same lengths, reasons and index.
+"""
 
 from __future__ import annotations
 
@@ -53,14 +58,27 @@ class EngineError(Exception):
     """The engine's own."""
 
 
-def run(group: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """``options``: the number of operations and the seed."""
-    calls = Calls(group, options["seed"])
+def run(group: Any, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """``options["runs"]``: the number of operations, the seed and whether it is calm, of each run."""
+    return [_run(group, **each) for each in options["runs"]]
+
+
+def _run(group: Any, operations: int, seed: int, calm: bool) -> dict[str, Any]:
+    calls = Calls(seed, group, calm=calm)
+    alone = Calls(seed, None, calm=calm, ranks=group.size()) if calm else None
     began = time.perf_counter()
-    records = [calls.one(number) for number in range(options["operations"])]
+    records, strays = [], []
+    for number in range(operations):
+        records.append(calls.one(number))
+        if alone is not None:
+            expected = alone.one(number)
+            # All but the last, the number of collectives.
+            if records[-1][:-1] != expected[:-1]:
+                strays.append([number, records[-1], expected])
     cache = calls.cache
     return {
         "records": records,
+        "strays": strays,
         "outline": cache._state.index.outline(),
         "collectives": cache._state.ranks.collectives,
         "seconds": time.perf_counter() - began,
@@ -83,15 +101,24 @@ def kept(stored: Stored | None) -> list[Any]:
 
 
 class Calls:
-    """One cache, and what was called on it. ``choose`` draws alike on all ranks, ``own`` does not."""
+    """One cache, and what was called on it. ``choose`` draws alike on all ranks, ``own`` does not.
 
-    def __init__(self, group: Any, seed: int) -> None:
-        self.rank, self.size, self.seed = group.rank(), group.size(), seed
-        self.own = random.Random(f"{seed} of rank {self.rank}")
-        self.models = models(self.rank)
-        self.now = 1000.0 * self.rank
+    Args:
+        seed: Of all that is drawn.
+        group: The ranks; None: one process that stands for all of them.
+        calm: Nothing fails, and nothing is short.
+        ranks: How many it stands for.
+    """
+
+    def __init__(self, seed: int, group: Any, *, calm: bool, ranks: int = 0) -> None:
+        self.seed, self.calm = seed, calm
+        self.rank, self.size = (0, ranks) if group is None else (group.rank(), group.size())
+        self.broken = range(self.size) if group is None else [self.rank]
+        self.own = random.Random(f"{seed} of all" if calm else f"{seed} of rank {self.rank}")
+        self.models = models(range(ranks) if group is None else [self.rank])
+        self.now = 1000.0 if calm else 1000.0 * self.rank
         self.pressure = Pressure(self.own)
-        limits: dict[str, Any] = dict(LIMITS[self.rank])
+        limits: dict[str, Any] = {} if calm else dict(LIMITS[self.rank])
         if "memory_limit" in limits:
             limits["memory_limit"] += mx.get_active_memory()
         self.cache = KVPrefixCache(
@@ -99,7 +126,7 @@ class Calls:
             segment_tokens=5,
             max_checkpoints=3,
             clock=lambda: self.now,
-            pressure=self.pressure,
+            pressure=None if calm else self.pressure,
             **limits,
         )
         self.pins: list[Pin] = []
@@ -117,7 +144,7 @@ class Calls:
         self.model: PosKV = self.choose.choice(self.models[self.space])
         self.prompt = random_prompt(self.choose, media=name != "session")
         self.media = [MediaSpan(span.start, span.length, span.picture) for span in self.prompt.media]
-        faulty = self.own.random() < 0.04
+        faulty = not self.calm and self.own.random() < 0.04
         before = self.cache._state.ranks.collectives
         try:
             with failing(self.own.randint(1, 4), self.own.choice((1, 100))) if faulty else nullcontext():
@@ -222,11 +249,14 @@ class Calls:
         return units(self.cache.reserve(nbytes, protect=protect))
 
     def evict(self) -> list[Any]:
+        if self.calm:
+            return units(self.cache.evict(0))
         return units(self.cache.evict(self.own.randint(0, 8000)))
 
     def trim_to(self) -> list[Any]:
         tokens = self.choose.choice((None, 150))
-        return units(self.cache.trim_to(nbytes=self.own.randint(20_000, 100_000), tokens=tokens))
+        nbytes = None if self.calm else self.own.randint(20_000, 100_000)
+        return units(self.cache.trim_to(nbytes=nbytes, tokens=tokens))
 
     def evict_idle(self) -> list[Any]:
         return units(self.cache.evict_idle(self.choose.choice((20.0, 60.0, 200.0))))
@@ -249,7 +279,7 @@ class Calls:
     def bad_tokens(self) -> list[Any]:
         """One rank is given what is no token; the call is another each time."""
         tokens: Any = np.array([1, 2, 3], np.int32)
-        if self.rank == self.choose.randrange(self.size):
+        if self.choose.randrange(self.size) in self.broken:
             tokens[2] = -1
         call = self.choose.choice(("fetch", "peek", "pin", "store", "session"))
         if call == "store":

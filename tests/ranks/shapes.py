@@ -67,9 +67,12 @@ _ENDS: Final = (0, 1, 6, 12, 12, 18, 24, 24, 30, 36, 44)
 _SPOTS: Final = (Media(2, 3, "a"), Media(2, 3, "b"), Media(2, 4, "a"), Media(9, 2, "a"), Media(30, 4, "c"))
 
 
-def models(rank: int) -> dict[str, Sequence[PosKV]]:
-    """This rank's part of the model of each namespace."""
-    return {space: [PosKV(*parts[rank]()) for parts in turns] for space, turns in SPACES.items()}
+def models(ranks: Sequence[int]) -> dict[str, Sequence[PosKV]]:
+    """These ranks' parts of the model of each namespace, as one model."""
+    return {
+        space: [PosKV(*(layer for rank in ranks for layer in parts[rank]())) for parts in turns]
+        for space, turns in SPACES.items()
+    }
 
 
 def random_prompt(choose: random.Random, media: bool = True) -> Prompt:

@@ -95,7 +95,7 @@ def test_ranks_meet_twice_for_a_hit_and_once_for_a_miss(results: Any, scenario: 
     spent = {name: step["spent"] for name, step in steps.items()}
     assert spent == {
         "fetch of nothing": 1,
-        "store": 5,
+        "store": 7,
         "store again": 2,
         "fetch": 2,
         "peek": 1,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # KVCACHE_RANK_OPERATIONS=1000 runs so many on two ranks; a collective takes milliseconds where
 # ranks share cores with others.
-OPERATIONS = int(os.environ.get("KVCACHE_RANK_OPERATIONS", "160"))
+OPERATIONS = int(os.environ.get("KVCACHE_RANK_OPERATIONS", "400"))
 SEED = int(os.environ.get("KVCACHE_RANK_SEED", "1"))
 
 
@@ -24,7 +24,8 @@ def assert_alike(results: list[dict[str, Any]]) -> Counter[str]:
     for number, calls in enumerate(zip(*(result["records"] for result in results), strict=True)):
         assert all(call == calls[0] for call in calls), f"call {number}: {calls}"
     first = results[0]
-    for result in results[1:]:
+    for result in results:
+        assert not result["strays"], result["strays"][0]
         assert result["outline"] == first["outline"]
         assert result["collectives"] == first["collectives"]
     return Counter(
@@ -40,18 +41,30 @@ def _happened(name: str, outcome: list[Any]) -> list[str]:
     return [f"{name} {what if isinstance(what, str) else 'some' if any(outcome) else 'none'}".strip()]
 
 
-@pytest.mark.parametrize(("ranks", "share", "check"), [(2, 1.0, True), (4, 0.2, False)])
+@pytest.mark.parametrize(("ranks", "share", "check"), [(2, 1.0, True), (4, 0.06, False)])
 def test_ranks_agree_on_random_calls(tmp_path: Path, ranks: int, share: float, check: bool) -> None:
     count = max(20, int(OPERATIONS * share))
-    options = {"operations": count, "seed": SEED}
-    seconds = 30 + count * ranks * 0.5
-    results = launch("operations", ranks, tmp_path, options, check=check, seconds=seconds)
-    seen = assert_alike(results)
-    first = results[0]
-    print(f"{count} calls on {ranks} ranks: {first['seconds']:.1f} s, {first['collectives']} collectives")
-    print(dict(sorted(seen.items())))
-    # Bytes differ, or nothing was proved.
-    assert len({result["freed"] for result in results}) == ranks
-    if count >= 100:
-        for what in ("fetch hit", "store stored", "session hit", "evict some", "store failed", "pin some"):
-            assert seen[what], f"{what} never happened: {seen}"
+    runs = [{"operations": count, "seed": SEED, "calm": False}]
+    if ranks == 2:
+        runs.append({"operations": count // 2, "seed": SEED, "calm": True})
+    seconds = 40 + count * ranks * 0.5
+    results = launch("operations", ranks, tmp_path, {"runs": runs}, check=check, seconds=seconds)
+    for number, run in enumerate(runs):
+        outcomes = [result[number] for result in results]
+        seen, first = assert_alike(outcomes), outcomes[0]
+        print(f"{run} on {ranks} ranks: {first['seconds']:.1f} s, {first['collectives']} collectives")
+        print(dict(sorted(seen.items())))
+        if run["calm"]:
+            continue
+        # Bytes differ, or nothing was proved.
+        assert len({outcome["freed"] for outcome in outcomes}) == ranks
+        if count >= 100:
+            for what in (
+                "fetch hit",
+                "store stored",
+                "session hit",
+                "evict some",
+                "store failed",
+                "pin some",
+            ):
+                assert seen[what], f"{what} never happened: {seen}"
