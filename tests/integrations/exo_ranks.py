@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import mlx.core as mx
@@ -18,18 +19,24 @@ from kvcache.integrations.exo import KVPrefixCache
 from tests.integrations.exo_engine import Region, request
 from tests.support.models import MODELS, prompt
 
+if TYPE_CHECKING:
+    import kvcache
+
 SYSTEM = prompt(30)
 
 
 class Pressure:
-    """Presses on one rank only, until one eviction."""
+    """Presses on one rank only, until something was evicted there."""
 
     def __init__(self) -> None:
-        self.excess = 0
+        self.cache: kvcache.KVPrefixCache | None = None
+        self.held = 0
+
+    def press(self, cache: kvcache.KVPrefixCache) -> None:
+        self.cache, self.held = cache, cache.nbytes
 
     def excess_bytes(self) -> int:
-        excess, self.excess = self.excess, 0
-        return excess
+        return int(self.cache is not None and self.cache.nbytes == self.held)
 
 
 def play(group: mx.distributed.Group, names: list[str]) -> list[object]:
@@ -54,7 +61,8 @@ def play(group: mx.distributed.Group, names: list[str]) -> list[object]:
     ask([*SYSTEM, *prompt(32, 4)], Region("", 40, 50))
     ask([*SYSTEM, *prompt(32, 4)], Region("a", 40, 50))
     ask([*SYSTEM, *prompt(32, 4)], Region("b", 40, 50))
-    pressure.excess = rank
+    if rank == 1:
+        pressure.press(prefixes.cache)
     note(prefixes.evict_for_prefill().checkpoints)
     batched = [BatchKVCache([0]) for _ in model.layers] if rank == 0 else model.filled(one)
     note(prefixes.add_kv_cache(mx.array(one), batched))
