@@ -11,6 +11,9 @@ from hypothesis import HealthCheck, settings
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# What fails in there says what it compared.
+pytest.register_assert_rewrite("tests.support")
+
 settings.register_profile(
     "repeatable",
     derandomize=True,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -10,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import pytest
 
-from kvcache import AllocationError, ClosedError, KVPrefixCache, arrays, storing
+from kvcache import AllocationError, KVPrefixCache, arrays
 from tests.support.faults import allocation_failure, assert_settled, contents, failing
 from tests.support.memory import active
 from tests.support.models import MODELS, prompt
-from tests.support.poskv import nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +20,10 @@ if TYPE_CHECKING:
     from kvcache import Hit, Stored
     from tests.support.poskv import PosKV
 
+
 OLD = prompt(40), prompt(20) + prompt(30, first=1), prompt(25, first=2)
+
+
 kinds = pytest.mark.parametrize("kind", ["kv", "rotating-keep", "all"])
 
 
@@ -61,6 +62,8 @@ CASES = {
     "take": Case(OLD[1], _fetch, gives_up=True, stores=False),
     "take alone": Case(OLD[2], _fetch, gives_up=True, stores=False),
 }
+
+
 cases = pytest.mark.parametrize("name", CASES)
 
 
@@ -292,73 +295,3 @@ def test_a_pressure_source_that_raises(name: str, good: int) -> None:
     if case.stores:
         model.check(prompt_cache, case.tokens)
         assert cache.store(case.tokens, prompt_cache).reason == "stored"
-
-
-# Other threads in the middle of a store ----------------------------------------------------------
-
-
-def _meanwhile(monkeypatch: pytest.MonkeyPatch, action: Callable[[], Any]) -> None:
-    """Runs ``action`` in another thread between the next store's copies and its commit."""
-    cut = storing.cut
-
-    def interrupted(*arguments: Any) -> Any:
-        monkeypatch.setattr(storing, "cut", cut)
-        copies = cut(*arguments)
-        thread = threading.Thread(target=action)
-        thread.start()
-        thread.join(30)
-        assert not thread.is_alive(), "the store holds a lock while it copies"
-        return copies
-
-    monkeypatch.setattr(storing, "cut", interrupted)
-
-
-@kinds
-@pytest.mark.parametrize("donate", [False, True])
-def test_a_cache_closed_during_a_store(kind: str, donate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, base = MODELS[kind](), active()
-    cache = _cache(model)
-    _meanwhile(monkeypatch, cache.close)
-    tokens = prompt(30) + [5]
-    prompt_cache = model.filled(tokens)
-    with pytest.raises(ClosedError):
-        cache.store(tokens, prompt_cache, donate=donate)
-    with pytest.raises(ClosedError):
-        cache.fetch(tokens)
-    own = nbytes(prompt_cache)
-    assert own == 0 or not donate or kind == "all"
-    assert active() - base == own
-    cache.close()
-
-
-@kinds
-@pytest.mark.parametrize("donate", [False, True])
-@pytest.mark.parametrize("meanwhile", ["same", "longer", "drop", "evict", "other"])
-def test_a_tree_that_changed_during_a_store(
-    kind: str, donate: bool, meanwhile: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, base = MODELS[kind](), active()
-    cache = _cache(model)
-    tokens = prompt(30) + [5, 6]
-    actions: dict[str, Callable[[], Any]] = {
-        "same": lambda: cache.store(tokens, model.filled(tokens)),
-        "longer": lambda: cache.store([*tokens, 9], model.filled([*tokens, 9])),
-        "drop": lambda: cache.drop(""),
-        "evict": lambda: cache.evict(cache.nbytes),
-        "other": lambda: cache.store([*prompt(30), 7], model.filled([*prompt(30), 7])),
-    }
-    _meanwhile(monkeypatch, actions[meanwhile])
-    prompt_cache = model.filled(tokens)
-    stored = cache.store(tokens, prompt_cache, donate=donate)
-    assert_settled(cache)
-    hit = cache.fetch([*tokens, 1])
-    model.check(hit.prompt_cache or model.make_cache(), tokens[: hit.length])
-    assert stored.length == hit.length
-    lossless = {"same", "evict", *(["longer"] if model.spans else [])}
-    if not donate or meanwhile in lossless:
-        assert stored.length == len(tokens)
-    assert stored.reason in (("already", "truncated", "stored") if donate else ("already", "stored"))
-    if not donate:
-        model.check(prompt_cache, tokens)
-    del hit, prompt_cache
-    assert active() - base == cache.nbytes

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import gc
-from random import Random
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import pytest
 
 from kvcache import KVPrefixCache
+from tests.support.entries import stored
 from tests.support.layers import KV, Arrays
-from tests.support.memory import active, footprint, peak, peak_from_here
+from tests.support.memory import active, footprint
 from tests.support.models import MODELS, SPANS, prompt
 from tests.support.poskv import PosKV, held, nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
 
 ENDINGS: dict[str, Callable[[KVPrefixCache], Any]] = {
     "evict": lambda cache: cache.evict(cache.nbytes),
@@ -26,12 +27,9 @@ ENDINGS: dict[str, Callable[[KVPrefixCache], Any]] = {
     "drop": lambda cache: cache.drop(""),
     "close": lambda cache: cache.close(),
 }
+
+
 kinds = pytest.mark.parametrize("kind", MODELS)
-
-
-def _stored(model: PosKV, cache: KVPrefixCache, *prompts: list[int]) -> None:
-    for tokens in prompts:
-        assert cache.store(tokens, model.filled(tokens, chunk=5)).reason == "stored"
 
 
 def _knot(*values: Any) -> None:
@@ -111,7 +109,7 @@ def test_a_store_keeps_no_parent_of_a_slice() -> None:
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_what_goes_comes_back_to_the_byte(kind: str, ending: str) -> None:
     model, cache = MODELS[kind](), KVPrefixCache(segment_tokens=16)
-    _stored(model, cache, prompt(20), prompt(33), prompt(20)[:9] + prompt(9, first=1), prompt(40, first=2))
+    stored(model, cache, prompt(20), prompt(33), prompt(20)[:9] + prompt(9, first=1), prompt(40, first=2))
     cache.fetch(prompt(34))
     before, ledger = footprint(), cache.nbytes
     eviction = ENDINGS[ending](cache)
@@ -128,7 +126,7 @@ def test_the_pool_is_given_back_too(ending: str) -> None:
     """With MLX's pool on, dropped buffers wait there until someone clears it."""
     mx.set_cache_limit(1 << 30)
     model, cache = PosKV(KV(), Arrays()), KVPrefixCache()
-    _stored(model, cache, prompt(300), prompt(300, first=1))
+    stored(model, cache, prompt(300), prompt(300, first=1))
     assert mx.get_cache_memory() > 0
     ENDINGS[ending](cache)
     assert mx.get_cache_memory() == 0
@@ -141,7 +139,7 @@ def test_a_collected_cache_gives_everything_back(kind: str) -> None:
     model = MODELS[kind]()
     before = active()
     cache = KVPrefixCache()
-    _stored(model, cache, prompt(50), prompt(70))
+    stored(model, cache, prompt(50), prompt(70))
     pin = cache.pin(prompt(50))
     gc.disable()
     try:
@@ -157,7 +155,7 @@ def test_a_collected_cache_gives_everything_back(kind: str) -> None:
 @pytest.mark.parametrize("policy", ["always", "auto"])
 def test_a_cycle_around_what_was_handed_out_goes_along(kind: str, policy: Any) -> None:
     model, cache = MODELS[kind](), KVPrefixCache(gc=policy)
-    _stored(model, cache, prompt(60))
+    stored(model, cache, prompt(60))
     gc.disable()  # or it may collect the knot before the eviction does
     try:
         hit = cache.fetch([*prompt(60), 1])
@@ -197,7 +195,7 @@ def test_a_cycle_around_what_was_donated_goes_along(kind: str) -> None:
 def test_a_cycle_around_the_stored_arrays_themselves(policy: Any) -> None:
     model, cache = PosKV(KV()), KVPrefixCache(gc=policy)
     base = active()
-    _stored(model, cache, prompt(60))
+    stored(model, cache, prompt(60))
     gc.disable()
     try:
         _knot(*(array for segment in cache._state.segments._segments.values() for array in segment))
@@ -210,7 +208,7 @@ def test_a_cycle_around_the_stored_arrays_themselves(policy: Any) -> None:
 
 def test_a_hidden_reference_shows() -> None:
     model, cache = PosKV(KV(), KV()), KVPrefixCache()
-    _stored(model, cache, prompt(60))
+    stored(model, cache, prompt(60))
     hidden = next(iter(cache._state.segments._segments.values()))[0]
     eviction = cache.evict(1)
     assert eviction.freed == eviction.nbytes - hidden.nbytes < eviction.nbytes
@@ -218,7 +216,7 @@ def test_a_hidden_reference_shows() -> None:
 
 def test_auto_collects_only_where_dropping_was_not_enough(counting: Counting) -> None:
     model, cache = PosKV(KV()), KVPrefixCache(gc="auto")
-    _stored(model, cache, prompt(60), prompt(60, first=1))
+    stored(model, cache, prompt(60), prompt(60, first=1))
     cache.evict(1)
     assert counting.take() == (0, 1)
     _knot(*(array for segment in cache._state.segments._segments.values() for array in segment))
@@ -229,7 +227,7 @@ def test_auto_collects_only_where_dropping_was_not_enough(counting: Counting) ->
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_each_cycle_reclaims_once(ending: str, counting: Counting) -> None:
     model, cache = PosKV(KV(), Arrays()), KVPrefixCache()
-    _stored(model, cache, *(prompt(30, first=at) for at in range(6)))
+    stored(model, cache, *(prompt(30, first=at) for at in range(6)))
     counting.take()
     eviction = ENDINGS[ending](cache)
     assert counting.take() == (1, 1)
@@ -240,7 +238,7 @@ def test_each_cycle_of_other_calls_reclaims_once(counting: Counting) -> None:
     now = 0.0
     model = PosKV(KV())
     cache = KVPrefixCache(max_bytes=model.nbytes(100), clock=lambda: now)
-    _stored(model, cache, *(prompt(25, first=at) for at in range(4)))
+    stored(model, cache, *(prompt(25, first=at) for at in range(4)))
     assert counting.take() == (0, 0)
     assert cache.store(prompt(60, first=9), model.filled(prompt(60, first=9))).evicted.cycles == 1
     assert counting.take() == (1, 1)
@@ -254,7 +252,7 @@ def test_each_cycle_of_other_calls_reclaims_once(counting: Counting) -> None:
 
 def test_nothing_evicted_reclaims_nothing(counting: Counting) -> None:
     model, cache = PosKV(KV()), KVPrefixCache(max_bytes="1MB")
-    _stored(model, cache, prompt(30))
+    stored(model, cache, prompt(30))
     cache.fetch(prompt(31))
     counting.take()
     with cache.pin(prompt(30)):
@@ -271,129 +269,11 @@ def test_nothing_evicted_reclaims_nothing(counting: Counting) -> None:
     assert counting.take() == (0, 0)
 
 
-@kinds
-@pytest.mark.parametrize("length", [7, 64, 300])
-@pytest.mark.parametrize("remaining", [1, 256, 257])
-def test_a_fetch_hands_out_its_tokens_and_room_for_the_rest(kind: str, length: int, remaining: int) -> None:
-    model, cache = MODELS[kind](), KVPrefixCache(segment_tokens=64)
-    _stored(model, cache, prompt(length))
-    rest = [3] * remaining
-    before = active()
-    hit = cache.fetch(prompt(length) + rest)
-    assert hit.length == length
-    assert active() - before == nbytes(hit.prompt_cache) == model.roomy(length, len(rest))
-    model.check(hit.prompt_cache, prompt(length))
-
-
-@pytest.mark.parametrize("kind", ["kv", "quantized", "list"])
-def test_running_the_rest_copies_nothing(kind: str) -> None:
-    model, cache = MODELS[kind](), KVPrefixCache()
-    _stored(model, cache, prompt(300))
-    rest = [3] * 200
-    hit = cache.fetch(prompt(300) + rest)
-    before = active()
-    model.grow(hit.prompt_cache, rest)
-    assert active() == before
-    model.check(hit.prompt_cache, prompt(300) + rest)
-
-
-def test_a_soak_of_random_requests() -> None:
-    """Every kind of layer in one cache under a tight limit; what is left is the ledger's."""
-    random, segment = Random(5), 32
-    models = {name: make() for name, make in MODELS.items()}
-    largest = max(model.nbytes(200) for model in models.values())
-    limit = 4 * largest
-    cache, base = KVPrefixCache(max_bytes=limit, segment_tokens=segment), active()
-    for _ in range(600):
-        name, model = random.choice(list(models.items()))
-        tokens = prompt(random.randrange(2, 120)) + prompt(
-            random.randrange(1, 80), first=random.randrange(1, 4)
-        )
-        take, donate = random.random() < 0.3, random.random() < 0.3
-        peak_from_here()
-        hit = cache.fetch(tokens, namespace=name, take=take)
-        prompt_cache = hit.prompt_cache or model.make_cache()
-        assert peak() - base <= limit + nbytes(prompt_cache)
-        model.grow(prompt_cache, hit.remaining, chunk=random.choice([None, 16]))
-        own = nbytes(prompt_cache)
-        peak_from_here()
-        cache.store(tokens, prompt_cache, namespace=name, donate=donate)
-        assert peak() - base <= limit + own + model.nbytes(segment)
-        del hit, prompt_cache
-        assert active() - base == cache.nbytes <= limit
-        cache.validate()
-    assert cache.stats().evictions > 100
-
-
-@kinds
-@pytest.mark.parametrize("donate", [False, True])
-def test_growing_turns_peak_at_limit_and_one_request(kind: str, donate: bool) -> None:
-    model, segment = MODELS[kind](), 16
-    limit = model.nbytes(160) + 6 * (model.nbytes(16) - model.nbytes(15)) * segment
-    cache = KVPrefixCache(max_bytes=limit, segment_tokens=segment)
-    base = active()
-    for turn in range(1, 40):
-        tokens = prompt(3, first=turn % 4) + prompt(4 * turn)
-        prompt_cache = model.filled(tokens)
-        own = active() - base - cache.nbytes
-        peak_from_here()
-        cache.store(tokens, prompt_cache, donate=donate)
-        assert peak() - base <= limit + own + model.nbytes(segment)
-        del prompt_cache
-        assert active() - base == cache.nbytes <= limit
-
-
-@pytest.mark.parametrize("kind", ["concatenate", "kv", "arrays", "opaque", "list-state", "state-only", "all"])
-def test_take_peaks_at_one_context_and_one_layer(kind: str) -> None:
-    layers = MODELS[kind]().layers
-    model, length = PosKV(*layers, *MODELS[kind]().layers), 2000
-    cache, base = KVPrefixCache(), active()
-    _stored(model, cache, prompt(length))
-    largest = max(nbytes([layer]) for layer in model.filled([*prompt(length), 1]))
-    peak_from_here()
-    hit = cache.fetch([*prompt(length), 1], take=True)
-    reached = peak() - base
-    model.check(hit.prompt_cache, prompt(length))
-    assert reached <= nbytes(hit.prompt_cache) + largest
-    assert cache.nbytes == 0
-    assert active() - base == nbytes(hit.prompt_cache)
-    cache.store(prompt(length), hit.prompt_cache, donate=True)
-    model.check(cache.fetch([*prompt(length), 1]).prompt_cache, prompt(length))
-
-
-@pytest.mark.parametrize("kind", ["concatenate", "kv", "arrays", "list-state", "state-only", "rotating"])
-def test_donate_peaks_at_one_context_and_one_layer(kind: str) -> None:
-    layers = MODELS[kind]().layers
-    model, length = PosKV(*layers, *MODELS[kind]().layers), 2000
-    cache, base = KVPrefixCache(), active()
-    prompt_cache = model.filled(prompt(length))
-    own = nbytes(prompt_cache)
-    largest = max(nbytes([layer]) for layer in prompt_cache)
-    peak_from_here()
-    assert cache.store(prompt(length), prompt_cache, donate=True).reason == "stored"
-    assert peak() - base <= own + largest
-    assert nbytes(prompt_cache) == 0
-    assert active() - base == cache.nbytes == model.nbytes(length)
-
-
-def test_take_leaves_a_shared_prefix() -> None:
-    model, cache = PosKV(KV()), KVPrefixCache(segment_tokens=16)
-    one, two = prompt(32) + prompt(32, first=1), prompt(32) + prompt(32, first=2)
-    _stored(model, cache, one, two)
-    hit = cache.fetch([*one, 1], take=True)
-    model.check(hit.prompt_cache, one)
-    assert cache.ntokens == 64
-    assert cache.peek([*two, 1]).length == 64
-    assert cache.peek([*one, 1]).length == 32
-    cache.store(one, hit.prompt_cache)
-    assert cache.ntokens == 96
-
-
 @pytest.mark.parametrize("kind", SPANS)
 def test_half_of_a_split_goes_alone(kind: str) -> None:
     """REPORTS 16: both halves as views of the first value would free nothing."""
     model, cache = MODELS[kind](), KVPrefixCache()
-    _stored(model, cache, prompt(100), prompt(50) + prompt(1, first=1))
+    stored(model, cache, prompt(100), prompt(50) + prompt(1, first=1))
     eviction = cache.evict(1)
     assert eviction.tokens == 50
     assert eviction.freed == model.nbytes(50)

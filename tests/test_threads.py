@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import gc
-import threading
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from loguru import logger
@@ -16,39 +15,7 @@ from tests.support.layers import KV, Arrays
 from tests.support.memory import active
 from tests.support.models import MODELS, prompt
 from tests.support.poskv import PosKV
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-THREADS = 8
-PATIENCE = 120
-
-
-def together(work: Callable[[int], None], threads: int = THREADS) -> None:
-    """Runs ``work`` in several threads at once; raises what one of them raised."""
-    gate = threading.Barrier(threads)
-    failures: list[BaseException] = []
-
-    def run(number: int) -> None:
-        try:
-            gate.wait(PATIENCE)
-            work(number)
-        except BaseException as error:  # noqa: BLE001 - handed to the main thread
-            failures.append(error)
-
-    workers = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(PATIENCE)
-    assert not any(worker.is_alive() for worker in workers), "a thread waits for ever"
-    if failures:
-        raise failures[0]
-
-
-def elsewhere(action: Callable[[], Any]) -> None:
-    """Runs it in another thread, which must not have to wait for this one."""
-    together(lambda _: action(), threads=1)
+from tests.support.threads import elsewhere, together
 
 
 class Worker:
@@ -179,9 +146,6 @@ def test_arrays_of_other_threads_can_be_used() -> None:
     elsewhere(lambda: model.check(cache.fetch([*prompt(20), 1]).prompt_cache, prompt(20)))
 
 
-# Pins --------------------------------------------------------------------------------------------
-
-
 def test_a_forgotten_pin_lets_go() -> None:
     model, cache = PosKV(KV()), KVPrefixCache()
     cache.store(prompt(20), model.filled(prompt(20)))
@@ -237,9 +201,6 @@ def test_pins_released_by_many_threads_at_once() -> None:
     together(work)
     assert_settled(cache)
     assert cache.evict(cache.nbytes).checkpoints == 4
-
-
-# Callbacks ---------------------------------------------------------------------------------------
 
 
 class Curious:

@@ -174,7 +174,9 @@ def bad_arguments(group: Any, broken: int) -> Trial:
     trial = Trial(group, broken)
     trial.store(A)
     trial.store(B)
-    hit = trial.cache.fetch([*B, 1])
+    # Not the latest: were it used now, another prompt would be the next to go.
+    hit = trial.cache.fetch([*A, 1])
+    trial.fetch([*B, 1])
     cache, here = trial.cache, trial.here
     tokens = np.array([*A[:-1], -1 if here else 19], np.int32)
     listed = [0, 2**31 if here else 1]
@@ -263,6 +265,20 @@ def uneven_sessions(group: Any, broken: int) -> Trial:
     return trial
 
 
+def forgotten_pin(group: Any, broken: int) -> Trial:
+    """One rank's pin is collected: when that happens is no rank's choice, so it goes on pinning."""
+    trial = Trial(group, broken)
+    trial.store(A)
+    trial.store(B)
+    pin = trial.call("pin", lambda: trial.cache.pin(A))
+    if trial.here:
+        del pin
+    trial.call("evict", lambda: trial.cache.evict(10**9))
+    trial.fetch([*A, 1])
+    trial.works()
+    return trial
+
+
 SCENARIOS: tuple[Callable[[Any, int], Trial], ...] = (
     allocation_at_fetch,
     allocation_at_store,
@@ -274,4 +290,5 @@ SCENARIOS: tuple[Callable[[Any, int], Trial], ...] = (
     bad_arguments,
     refusals,
     uneven_sessions,
+    forgotten_pin,
 )

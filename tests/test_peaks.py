@@ -1,0 +1,104 @@
+"""How high memory rises: what is handed out, and what a store, a take and a donation need meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvcache import KVPrefixCache
+from tests.support.entries import stored
+from tests.support.layers import KV
+from tests.support.memory import active, peak, peak_from_here
+from tests.support.models import MODELS, prompt
+from tests.support.poskv import PosKV, nbytes
+
+kinds = pytest.mark.parametrize("kind", MODELS)
+
+
+@kinds
+@pytest.mark.parametrize("length", [7, 64, 300])
+@pytest.mark.parametrize("remaining", [1, 256, 257])
+def test_a_fetch_hands_out_its_tokens_and_room_for_the_rest(kind: str, length: int, remaining: int) -> None:
+    model, cache = MODELS[kind](), KVPrefixCache(segment_tokens=64)
+    stored(model, cache, prompt(length))
+    rest = [3] * remaining
+    before = active()
+    hit = cache.fetch(prompt(length) + rest)
+    assert hit.length == length
+    assert active() - before == nbytes(hit.prompt_cache) == model.roomy(length, len(rest))
+    model.check(hit.prompt_cache, prompt(length))
+
+
+@pytest.mark.parametrize("kind", ["kv", "quantized", "list"])
+def test_running_the_rest_copies_nothing(kind: str) -> None:
+    model, cache = MODELS[kind](), KVPrefixCache()
+    stored(model, cache, prompt(300))
+    rest = [3] * 200
+    hit = cache.fetch(prompt(300) + rest)
+    before = active()
+    model.grow(hit.prompt_cache, rest)
+    assert active() == before
+    model.check(hit.prompt_cache, prompt(300) + rest)
+
+
+@kinds
+@pytest.mark.parametrize("donate", [False, True])
+def test_growing_turns_peak_at_limit_and_one_request(kind: str, donate: bool) -> None:
+    model, segment = MODELS[kind](), 16
+    limit = model.nbytes(160) + 6 * (model.nbytes(16) - model.nbytes(15)) * segment
+    cache = KVPrefixCache(max_bytes=limit, segment_tokens=segment)
+    base = active()
+    for turn in range(1, 40):
+        tokens = prompt(3, first=turn % 4) + prompt(4 * turn)
+        prompt_cache = model.filled(tokens)
+        own = active() - base - cache.nbytes
+        peak_from_here()
+        cache.store(tokens, prompt_cache, donate=donate)
+        assert peak() - base <= limit + own + model.nbytes(segment)
+        del prompt_cache
+        assert active() - base == cache.nbytes <= limit
+
+
+@pytest.mark.parametrize("kind", ["concatenate", "kv", "arrays", "opaque", "list-state", "state-only", "all"])
+def test_take_peaks_at_one_context_and_one_layer(kind: str) -> None:
+    layers = MODELS[kind]().layers
+    model, length = PosKV(*layers, *MODELS[kind]().layers), 2000
+    cache, base = KVPrefixCache(), active()
+    stored(model, cache, prompt(length))
+    largest = max(nbytes([layer]) for layer in model.filled([*prompt(length), 1]))
+    peak_from_here()
+    hit = cache.fetch([*prompt(length), 1], take=True)
+    reached = peak() - base
+    model.check(hit.prompt_cache, prompt(length))
+    assert reached <= nbytes(hit.prompt_cache) + largest
+    assert cache.nbytes == 0
+    assert active() - base == nbytes(hit.prompt_cache)
+    cache.store(prompt(length), hit.prompt_cache, donate=True)
+    model.check(cache.fetch([*prompt(length), 1]).prompt_cache, prompt(length))
+
+
+@pytest.mark.parametrize("kind", ["concatenate", "kv", "arrays", "list-state", "state-only", "rotating"])
+def test_donate_peaks_at_one_context_and_one_layer(kind: str) -> None:
+    layers = MODELS[kind]().layers
+    model, length = PosKV(*layers, *MODELS[kind]().layers), 2000
+    cache, base = KVPrefixCache(), active()
+    prompt_cache = model.filled(prompt(length))
+    own = nbytes(prompt_cache)
+    largest = max(nbytes([layer]) for layer in prompt_cache)
+    peak_from_here()
+    assert cache.store(prompt(length), prompt_cache, donate=True).reason == "stored"
+    assert peak() - base <= own + largest
+    assert nbytes(prompt_cache) == 0
+    assert active() - base == cache.nbytes == model.nbytes(length)
+
+
+def test_take_leaves_a_shared_prefix() -> None:
+    model, cache = PosKV(KV()), KVPrefixCache(segment_tokens=16)
+    one, two = prompt(32) + prompt(32, first=1), prompt(32) + prompt(32, first=2)
+    stored(model, cache, one, two)
+    hit = cache.fetch([*one, 1], take=True)
+    model.check(hit.prompt_cache, one)
+    assert cache.ntokens == 64
+    assert cache.peek([*two, 1]).length == 64
+    assert cache.peek([*one, 1]).length == 32
+    cache.store(one, hit.prompt_cache)
+    assert cache.ntokens == 96

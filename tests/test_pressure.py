@@ -1,0 +1,244 @@
+"""Memory as it is measured: no more goes than brings it down, and nothing where nothing would."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+import psutil
+import pytest
+
+from kvcache import KVPrefixCache, SystemMemoryPressure
+from kvcache.memory.limits import MemoryLimits
+from kvcache.memory.pressure import ENVIRONMENT, default_threshold
+from tests.support.entries import alive, fill
+from tests.support.layers import KV, Arrays
+from tests.support.memory import active, footprint
+from tests.support.models import prompt
+from tests.support.poskv import PosKV
+
+if TYPE_CHECKING:
+    from kvcache import PressureSource
+
+
+GIB = 2**30
+
+
+class Machine:
+    """A pressure source: memory of others and MLX's own, against a limit."""
+
+    def __init__(self, others: int, limit: int) -> None:
+        self.others = others
+        self.limit = limit
+        self.asked = 0
+
+    def excess_bytes(self) -> int:
+        self.asked += 1
+        return max(0, self.others + footprint() - self.limit)
+
+
+def _limit(cache: KVPrefixCache, memory_limit: int | None, pressure: PressureSource | None = None) -> None:
+    """Limits from now on: filling a cache takes more memory than the tests have in mind."""
+    cache._state.limits = MemoryLimits(memory_limit, pressure)
+
+
+def test_a_store_evicts_down_to_the_memory_limit() -> None:
+    model = PosKV(KV())
+    entry = model.nbytes(256)
+    cache, base = KVPrefixCache(), active()
+    fill(cache, model, 4, 256)
+    tokens = prompt(256, first=9)
+    prompt_cache = model.filled(tokens)
+    _limit(cache, base + 5 * entry)
+    stored = cache.store(tokens, prompt_cache)
+    assert (stored.evicted.segments, stored.evicted.cycles) == (1, 1)
+    assert alive(cache, 4, 256) == [1, 2, 3]
+
+
+def test_the_constructor_s_memory_limit_counts() -> None:
+    model, entry = PosKV(KV()), PosKV(KV()).nbytes(20)
+    tokens = prompt(40, first=1)
+    prompt_cache = model.filled(tokens)
+    # Room for 40 tokens beside what the caller holds.
+    cache = KVPrefixCache(memory_limit=active() + 2 * entry)
+    assert cache.store(prompt(20), model.filled(prompt(20)), donate=True).reason == "stored"
+    assert cache.store(tokens, prompt_cache).evicted.segments == 1
+    assert alive(cache, 2, 20) == [1]
+
+
+def test_what_no_eviction_brings_under_the_memory_limit_is_refused_and_costs_nothing() -> None:
+    model, cache = PosKV(KV(), Arrays()), KVPrefixCache()
+    fill(cache, model, 2, 20)
+    tokens = prompt(60, first=3)
+    prompt_cache = model.filled(tokens)
+    _limit(cache, active() + 1)
+    stored = cache.store(tokens, prompt_cache)
+    assert (stored.reason, stored.length, bool(stored.evicted)) == ("too_large", 0, False)
+    assert "memory_limit" in stored.detail
+    assert alive(cache, 2, 20) == [0, 1]
+    assert cache.store(tokens, prompt_cache, donate=True).reason == "stored"
+    cache.validate()
+
+
+def test_a_fetch_evicts_down_to_the_memory_limit_and_not_itself() -> None:
+    model = PosKV(KV())
+    entry = model.nbytes(256)
+    cache, base = KVPrefixCache(), active()
+    fill(cache, model, 4, 256)
+    _limit(cache, base + 4 * entry + entry // 2)
+    hit = cache.fetch([*prompt(256), 1])
+    model.check(hit.prompt_cache, prompt(256))
+    assert alive(cache, 4, 256) == [0, 2, 3]
+
+
+def test_pressure_evicts_one_of_five() -> None:
+    """REPORTS 2: five entries of 6 %, others at 60 %, limit 85 %: one goes and four stay."""
+    model = PosKV(KV())
+    entry = model.nbytes(600)
+    percent = entry // 6
+    machine = Machine(others=60 * percent - active(), limit=85 * percent)
+    cache = KVPrefixCache()
+    fill(cache, model, 5, 600)
+    _limit(cache, None, machine)
+    evicted = cache.reserve(0)
+    assert (evicted.segments, evicted.cycles) == (1, 1)
+    assert alive(cache, 5, 600) == [1, 2, 3, 4]
+    assert not cache.reserve(0)
+
+
+def test_an_entry_that_someone_else_holds_is_not_paid_for_by_others() -> None:
+    model = PosKV(KV())
+    entry = model.nbytes(100)
+    cache = KVPrefixCache()
+    fill(cache, model, 6, 100)
+    machine = Machine(others=0, limit=footprint() - entry)
+    _limit(cache, None, machine)
+    oldest = next(iter(cache._state.segments._segments.values()))
+    hidden = list(oldest)
+    del oldest
+    evicted = cache.reserve(0)
+    assert evicted.segments == 1
+    assert evicted.freed == 0
+    del hidden
+    assert not cache.reserve(0)
+
+
+class Falling:
+    """A source that falls slower than the cache frees."""
+
+    def __init__(self, *readings: int) -> None:
+        self.readings = list(readings)
+
+    def excess_bytes(self) -> int:
+        return self.readings.pop(0) if self.readings else 0
+
+
+def test_cycles_go_on_while_the_source_falls() -> None:
+    model = PosKV(KV())
+    entry = model.nbytes(100)
+    cache = KVPrefixCache()
+    fill(cache, model, 6, 100)
+    _limit(cache, None, Falling(2 * entry, entry, entry // 2))
+    evicted = cache.reserve(0)
+    assert (evicted.segments, evicted.cycles) == (4, 3)
+    assert alive(cache, 6, 100) == [4, 5]
+
+
+@pytest.mark.parametrize("excess", [1, 3, 6, 1000])
+def test_pressure_of_others_does_not_empty_the_cache(excess: int) -> None:
+    """Someone else's memory: however much is asked for, the rest stays once nothing falls."""
+    model = PosKV(KV())
+    entry = model.nbytes(100)
+    cache = KVPrefixCache()
+    fill(cache, model, 6, 100)
+    _limit(cache, None, Falling(*[excess * entry] * 100))
+    evicted = cache.reserve(0)
+    assert 1 <= evicted.segments <= 3
+    assert evicted.cycles == 1
+    assert cache.ntokens > 0
+    tokens = prompt(100, first=9)
+    assert cache.store(tokens, model.filled(tokens)).reason == "stored"
+
+
+def test_a_source_below_its_threshold_is_left_alone() -> None:
+    machine = Machine(others=0, limit=10**15)
+    model, cache = PosKV(KV()), KVPrefixCache(pressure=machine)
+    fill(cache, model, 4, 30)
+    assert machine.asked == 4
+    assert len(cache) == 4
+
+
+@pytest.mark.parametrize(
+    ("gib", "threshold"),
+    [
+        (8, 0.70),
+        (16, 0.70),
+        (24, 0.70),
+        (32, 0.75),
+        (48, 0.75),
+        (64, 0.80),
+        (96, 0.80),
+        (128, 0.85),
+        (512, 0.85),
+    ],
+)
+def test_thresholds_by_machine_size(gib: int, threshold: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ENVIRONMENT, raising=False)
+    # A machine of nominally 64 GiB reports a little less.
+    for total in (gib * GIB, gib * GIB - GIB // 4):
+        assert default_threshold(total) == threshold
+    memory = SimpleNamespace(total=gib * GIB, available=0)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    source = SystemMemoryPressure()
+    assert source.threshold == threshold
+    assert source.excess_bytes() == gib * GIB - int(gib * GIB * threshold)
+    memory.available = memory.total
+    assert source.excess_bytes() == 0
+
+
+def test_the_environment_sets_the_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENVIRONMENT, "0.5")
+    assert SystemMemoryPressure().threshold == 0.5
+    assert SystemMemoryPressure(0.6).threshold == 0.6
+    memory = SimpleNamespace(total=1000, available=400)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    assert SystemMemoryPressure().excess_bytes() == 100
+
+
+def test_reserve_measures_memory_too() -> None:
+    model = PosKV(KV())
+    entry = model.nbytes(20)
+    cache, base = KVPrefixCache(), active()
+    fill(cache, model, 5, 20)
+    _limit(cache, base + 6 * entry)
+    evicted = cache.reserve(3 * entry)
+    assert (evicted.segments, evicted.cycles) == (2, 1)
+    assert active() + 3 * entry == base + 6 * entry
+
+
+def test_the_pool_is_given_back_before_any_entry_goes() -> None:
+    mx.set_cache_limit(1 << 30)
+
+    class Footprint:
+        limit = 1 << 62
+
+        def excess_bytes(self) -> int:
+            return max(0, mx.get_active_memory() + mx.get_cache_memory() - self.limit)
+
+    pressure = Footprint()
+    model = PosKV(KV())
+    cache = KVPrefixCache(pressure=pressure)
+    for number in range(5):
+        tokens = [number, *range(100, 200)]
+        prompt_cache = model.make_cache()
+        model.grow(prompt_cache, tokens)
+        cache.store(tokens, prompt_cache)
+    del prompt_cache
+    junk = mx.ones((100_000,))
+    mx.eval(junk)
+    del junk
+    assert mx.get_cache_memory() >= 400_000
+    pressure.limit = mx.get_active_memory()
+    assert not cache.reserve(0)
+    assert (len(cache), mx.get_cache_memory()) == (5, 0)
