@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from statistics import median
 
 import mlx.core as mx
 from entries import Shape, make_cache, tokens_of
@@ -30,11 +31,11 @@ class Rate:
 
 
 def rates(shape: Shape, segment_tokens: int, rounds: int, say: Progress) -> Iterator[Rate]:
-    """Interleaves plain copies with each call; the best of each counts."""
+    """Interleaves plain copies with each call; the median of each counts."""
     tokens = mx.concatenate([tokens_of(0, shape), mx.array([1], dtype=mx.int32)])
     source = make_cache(shape, 0)
-    best = {"copy": 1e9, "fetch": 1e9, "store": 1e9, "take": 1e9, "donate": 1e9}
-    peak = dict.fromkeys(best, 0.0)
+    spent: dict[str, list[float]] = {name: [] for name in ("copy", "fetch", "take", "store", "donate")}
+    peak = dict.fromkeys(spent, 0.0)
     room = KVCache.step / shape.tokens
 
     def timed(name: str, call: Callable[[], object]) -> object:
@@ -42,7 +43,7 @@ def rates(shape: Shape, segment_tokens: int, rounds: int, say: Progress) -> Iter
         mx.reset_peak_memory()
         began = time.perf_counter()
         result = call()
-        best[name] = min(best[name], time.perf_counter() - began)
+        spent[name].append(time.perf_counter() - began)
         peak[name] = (mx.get_peak_memory() - base) / shape.nbytes
         return result
 
@@ -66,9 +67,18 @@ def rates(shape: Shape, segment_tokens: int, rounds: int, say: Progress) -> Iter
             )
             del taken
         mx.clear_cache()
-    for name in ("copy", "fetch", "take", "store", "donate"):
-        rate = 2 * shape.nbytes / best[name] / 1e9
+    copied = median(spent["copy"])
+    for name, seconds in spent.items():
+        took = median(seconds)
+        rate = 2 * shape.nbytes / took / 1e9
         tensor = shape.nbytes / (2 * shape.layers) / 1e6
         yield Rate(
-            name, tensor, segment_tokens, rate, best["copy"] / best[name], peak[name], room, shape.layers
+            name,
+            tensor,
+            segment_tokens,
+            rate,
+            copied / took,
+            peak[name],
+            room,
+            shape.layers,
         )

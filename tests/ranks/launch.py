@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
 import subprocess
 import sys
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from tests.support.ring import free_ports, kill_group, ring
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 ROOT: Final = Path(__file__).parents[2]
-LOOPBACK: Final = "127.0.0.1"
 
 
 def launch(
@@ -29,6 +27,7 @@ def launch(
     *,
     check: bool = False,
     seconds: float = 60,
+    by_mlx: bool = False,
 ) -> list[Any]:
     """Runs ``tests/ranks/<scenario>.py`` on each rank of a ring. Returns their results by rank.
 
@@ -39,49 +38,43 @@ def launch(
         options: For the scenario.
         check: With ``KVCACHE_CHECK_RANKS=1``.
         seconds: Ranks that take longer hang: they say where, and end.
+        by_mlx: Let ``mlx.launch`` start the ranks.
     """
-    command = [
-        str(Path(sys.executable).parent / "mlx.launch"),
-        *("-n", str(ranks), "--backend", "ring", "--starting-port", str(_free_ports(ranks))),
-        *("--python", sys.executable, "--env", f"PYTHONPATH={ROOT}"),
-        *("--env", f"KVCACHE_CHECK_RANKS={int(check)}"),
-        *(str(Path(__file__).with_name("worker.py")), scenario, str(out), json.dumps(options or {})),
-        str(seconds),
-    ]
-    # The launcher reads its standard input and would read the end of a closed one again and again.
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        said = process.stdout.read() if process.wait(seconds + 20) is not None and process.stdout else ""
-    except subprocess.TimeoutExpired:
-        said = f"the ranks did not end within {seconds + 20} seconds"
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+    worker = str(Path(__file__).with_name("worker.py"))
+    arguments = [worker, scenario, str(out), json.dumps(options or {}), str(seconds)]
+    environment = {"PYTHONPATH": str(ROOT), "KVCACHE_CHECK_RANKS": str(int(check))}
+    if by_mlx:
+        _mlx_launch(arguments, ranks, out, seconds + 20, environment)
+    else:
+        ring([sys.executable, *arguments], ranks, out, seconds + 20, environment)
     files = [out / f"rank{rank}.json" for rank in range(ranks)]
     missing = [file.stem for file in files if not file.exists()]
     if missing:
+        said = (out / "ring.log").read_text()
         pytest.fail(f"no result of {', '.join(missing)}\n{said[-6000:]}", pytrace=False)
     return [json.loads(file.read_text()) for file in files]
 
 
-def _free_ports(count: int) -> int:
-    """The first of ``count`` ports in a row that nobody uses."""
-    for _ in range(50):
-        with ExitStack() as held:
-            first = held.enter_context(socket.socket())
-            first.bind((LOOPBACK, 0))
-            port = first.getsockname()[1]
-            with suppress(OSError, OverflowError):
-                for more in range(1, count):
-                    held.enter_context(socket.socket()).bind((LOOPBACK, port + more))
-                return port
-    raise OSError(f"no {count} free ports in a row on {LOOPBACK}")
+def _mlx_launch(
+    arguments: Sequence[str], ranks: int, out: Path, seconds: float, environment: Mapping[str, str]
+) -> None:
+    command = [str(Path(sys.executable).parent / "mlx.launch"), "-n", str(ranks), "--backend", "ring"]
+    command += ["--starting-port", str(free_ports(ranks)[0]), "--python", sys.executable]
+    for name, value in environment.items():
+        command += ["--env", f"{name}={value}"]
+    with (out / "ring.log").open("w") as log:
+        # It reads its standard input: the end of a closed one it would read again and again.
+        process = subprocess.Popen(
+            [*command, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(seconds)
+        finally:
+            kill_group(process)
+            if process.stdin is not None:
+                process.stdin.close()

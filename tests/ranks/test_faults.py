@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.ranks.launch import launch
 from tests.ranks.scenarios import SCENARIOS
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 RANKS = 2
 Steps = list[dict[str, Any]]
@@ -86,6 +89,12 @@ def test_a_check_names_the_first_difference(results: Any, broken: int) -> None:
         assert "segments of at most 16 tokens" in steps["grain"]
         texts.append({name: text for name, text in steps.items() if name != "closed"})
     assert all(text == texts[0] for text in texts)
+
+
+def test_ranks_that_mlx_launches_are_no_others(tmp_path: Path) -> None:
+    options = {"scenarios": ["collectives_of_a_hybrid"]}
+    results = launch("scenarios", RANKS, tmp_path, options, by_mlx=True)
+    assert_agreed(results, "collectives_of_a_hybrid", 0)
 
 
 @pytest.mark.parametrize("broken", range(RANKS))
