@@ -13,7 +13,7 @@ PRELOAD  := $(if $(OPENBLAS),LD_PRELOAD=$(OPENBLAS),)
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name 'Cargo.toml') Cargo.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-rust test-python lint format bench bench-memory bench-hit-rates bench-peers bench-server wheel clean openblas
+.PHONY: help build demo test test-rust test-python lint format bench bench-memory bench-hit-rates bench-peers bench-server bench-ranks wheel clean openblas
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +68,9 @@ bench-hit-rates: build  ## replay real traces (TRACES=folder); fails where off t
 
 bench-server: build  ## mlx_lm.server beside kvcache serve; fails above half of the prefill tokens
 	$(PRELOAD) $(BIN)/python benches/server/run.py --output benches/results/server.md
+
+bench-ranks: build  ## what agreement of two ranks adds to a fetch; fails where a bar is missed
+	$(BIN)/python -m benches.ranks.fetch
 
 bench-peers: build  ## prefix indexes of other projects beside ours; writes benches/results/peers.md
 	-$(BIN)/python -m pip install --quiet --no-deps --target target/peers/python vllm-mlx

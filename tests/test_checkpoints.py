@@ -12,7 +12,7 @@ import pytest
 from kvcache import KVPrefixCache
 from tests.support.engine import STEP, generate, request
 from tests.support.faults import allocation_failure, assert_settled, failing
-from tests.support.layers import KV, Arrays
+from tests.support.layers import KV, Arrays, Rotating
 from tests.support.models import MODELS, SPANS, prompt
 from tests.support.poskv import PosKV
 
@@ -179,3 +179,18 @@ def test_checkpoints_are_spread_out() -> None:
     usable = sorted({cache.peek([*tokens[:end], 9]).length for end in range(1, 521)})
     assert usable[-1] == 519
     assert max(after - before for before, after in pairwise(usable)) <= 2 * 520 / 8
+
+
+@pytest.mark.xfail(
+    reason="lookup.rs: only the deepest matched node is asked for a window that can be trimmed"
+)
+def test_a_longer_conversation_beside_it_does_not_hide_a_window() -> None:
+    """Trimmed, the short one serves up to where the two part; the long one has rotated."""
+    model, cache = PosKV(KV(), Rotating(6)), KVPrefixCache()
+    cache.store([1, 2, 3, 4], model.filled([1, 2, 3, 4]))
+    assert cache.peek([1, 2, 5, 0, 0]).length == 2
+    longer = [1, 2, 5, 6, 7, 8, 9, 10]
+    cache.store(longer, model.filled(longer))
+    hit = cache.fetch([1, 2, 5, 0, 0])
+    assert hit.length == 2
+    model.check(hit.prompt_cache, [1, 2])

@@ -46,7 +46,7 @@ def test_ranks_agree_on_random_calls(tmp_path: Path, ranks: int, share: float, c
     runs = [{"operations": count, "seed": SEED, "calm": False}]
     if ranks == 2:
         runs.append({"operations": count // 2, "seed": SEED, "calm": True})
-    seconds = 40 + count * ranks * 0.5
+    seconds = 60 + count * ranks * 0.1
     results = launch("operations", ranks, tmp_path, {"runs": runs}, check=check, seconds=seconds)
     for number, run in enumerate(runs):
         outcomes = [result[number] for result in results]
