@@ -181,9 +181,6 @@ def test_checkpoints_are_spread_out() -> None:
     assert max(after - before for before, after in pairwise(usable)) <= 2 * 520 / 8
 
 
-@pytest.mark.xfail(
-    reason="lookup.rs: only the deepest matched node is asked for a window that can be trimmed"
-)
 def test_a_longer_conversation_beside_it_does_not_hide_a_window() -> None:
     """Trimmed, the short one serves up to where the two part; the long one has rotated."""
     model, cache = PosKV(KV(), Rotating(6)), KVPrefixCache()

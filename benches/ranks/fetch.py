@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # Times a bare collective: two for a hit, one for a miss, and what stands around them.
 BARS = {"hit": 2.6, "miss": 1.6}
-QUIET, WARM_UP, BUSY = 0.02, 20, 3.0
+QUIET, WARM_UP, BUSY = 0.02, 20, 2.0
 Times = dict[str, list[float]]
 
 

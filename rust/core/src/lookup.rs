@@ -263,8 +263,8 @@ impl PrefixIndex {
         node
     }
 
-    /// A checkpoint below that can be trimmed serves `usable` itself; otherwise the deepest one at
-    /// or before it.
+    /// The longest prefix up to `usable` that a checkpoint serves: one that stands at its end, or one
+    /// below it that can be trimmed.
     fn usable_checkpoint(
         &self,
         tree: TreeId,
@@ -273,20 +273,22 @@ impl PrefixIndex {
         usable: usize,
     ) -> (usize, Option<Place>) {
         let arena = &self.trees.arena;
-        let holder = self.holder(deepest, usable);
-        let exact = |id: NodeId| arena[id].checkpoint.is_some() && arena[id].end as usize == usable;
-        if !arena[holder].is_root() && !exact(holder) && arena[holder].trimmable > 0 {
-            let checkpoint = Some(self.trimmable(holder));
-            return (usable, Some(Place { tree, node: holder, checkpoint }));
+        for node in upward(arena, self.holder(deepest, usable)) {
+            let end = arena[node].end as usize;
+            let length = query.cuts.back(usable.min(end));
+            if length <= arena[node].start() {
+                continue;
+            }
+            let checkpoint = if length == end && arena[node].checkpoint.is_some() {
+                node
+            } else if arena[node].trimmable > 0 {
+                self.trimmable(node)
+            } else {
+                continue;
+            };
+            return (length, Some(Place { tree, node, checkpoint: Some(checkpoint) }));
         }
-        let serves = |id: &NodeId| {
-            let end = arena[*id].end as usize;
-            arena[*id].checkpoint.is_some() && end <= usable && query.cuts.back(end) == end
-        };
-        match upward(arena, holder).find(serves) {
-            Some(node) => (arena[node].end as usize, Some(Place { tree, node, checkpoint: Some(node) })),
-            None => (0, None),
-        }
+        (0, None)
     }
 
     /// The highest trimmable checkpoint at or below `node`, of which there is one.

@@ -98,24 +98,25 @@ impl Oracle {
 
     fn serving(&self, tree: &Tree, prompt: &Prompt, usable: usize) -> Option<Serving> {
         let tokens = prompt.tokens();
-        let node = tree.holder(&tokens, usable)?.path.clone();
         let serving = |length: usize, node, checkpoint| {
             Some(Serving { place: tree.place.clone(), length, node, checkpoint })
         };
         if !tree.place.checkpointed {
+            let node = tree.holder(&tokens, usable)?.path.clone();
             return serving(usable, node, None);
         }
-        if tree.checkpoint(&tokens[..usable]).is_none()
-            && let Some(below) = self.trimmable(tree, &tokens[..usable])
-        {
-            return serving(usable, node, Some(below));
+        let cuttable = (1..=usable).rev().filter(|at| prompt.cut_back(*at) == *at);
+        for length in cuttable {
+            let prefix = &tokens[..length];
+            let node = tree.holder(&tokens, length)?.path.clone();
+            if tree.checkpoint(prefix).is_some() {
+                return serving(length, node, Some(prefix.to_vec()));
+            }
+            if let Some(below) = self.trimmable(tree, prefix) {
+                return serving(length, node, Some(below));
+            }
         }
-        let above = |one: &&Checkpoint| {
-            let end = one.path.len();
-            end <= usable && tokens.starts_with(&one.path) && prompt.cut_back(end) == end
-        };
-        let path = tree.checkpoints.iter().filter(above).max_by_key(|one| one.path.len())?.path.clone();
-        serving(path.len(), path.clone(), Some(path))
+        None
     }
 
     /// The trimmable checkpoint below that serves: the first on its way down, and of several ways
