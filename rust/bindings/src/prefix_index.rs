@@ -66,7 +66,10 @@ pub(crate) fn not_negative(name: &str, value: i64) -> PyResult<u64> {
 #[pymethods]
 impl PrefixIndex {
     #[new]
-    #[pyo3(signature = (*, max_bytes = None, max_buffers = None, segment_tokens = Size(1024)))]
+    #[pyo3(
+        signature = (*, max_bytes = None, max_buffers = None, segment_tokens = Size(1024)),
+        text_signature = "(*, max_bytes=None, max_buffers=None, segment_tokens=1024)"
+    )]
     fn new(max_bytes: Option<Size>, max_buffers: Option<Size>, segment_tokens: Size) -> PyResult<Self> {
         let (max_bytes, max_buffers) = (max_bytes.map(|size| size.0), max_buffers.map(|size| size.0));
         let limits = limits(max_bytes, max_buffers, segment_tokens.0, 1)?;
@@ -93,7 +96,10 @@ impl PrefixIndex {
     ///
     /// The longest prefix that fits the limits is kept: `length` tokens, of which `new_tokens` were not
     /// held before; `evicted` made room for them. O(len(tokens)). Raises as `match_prefix`.
-    #[pyo3(signature = (tokens, *, namespace = "", bytes_per_token = Size(1)))]
+    #[pyo3(
+        signature = (tokens, *, namespace = "", bytes_per_token = Size(1)),
+        text_signature = "($self, tokens, *, namespace='', bytes_per_token=1)"
+    )]
     fn insert(
         &self,
         tokens: &Bound<'_, PyAny>,
