@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import settings
+import pytest
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
@@ -225,5 +226,11 @@ class Machine(Books):
         assert len(self.cache) == self.cache.ntokens == 0
 
 
-Machine.TestCase.settings = settings(max_examples=150, stateful_step_count=60)
-TestMachine = Machine.TestCase
+Machine.TestCase.settings = settings(
+    max_examples=150,
+    stateful_step_count=60,
+    report_multiple_bugs=False,
+    phases=[Phase.generate, Phase.shrink],
+)
+# Making a failure small takes Hypothesis up to five minutes.
+TestMachine = pytest.mark.timeout(600)(Machine.TestCase)

@@ -1,10 +1,13 @@
 """What agreement adds to a fetch, against a bare ``all_min`` of one integer in the same run.
 
-A cache of the group and one without a group hold the same prompts. In turn, each after a rendezvous: a
-bare ``all_min``, a hit of each cache, a miss of each. A hit takes two collectives, a miss one; the rest
-of the difference is what stands around them. The bar is for the quietest 2 % of the rounds, in which no
-rank waited for a time slice. Where the median collective takes several times as long as a quiet one,
-other programs had the cores, and the bar is not applied.
+A cache of the group and one without a group hold the same prompts. In turn, each between two rendezvous:
+nothing, a bare ``all_min``, a hit of each cache, a miss of each. The time to the second rendezvous is
+taken, since a model's next step waits for the slowest rank with or without a cache. A hit takes two
+collectives, a miss one; the rest of the difference is what stands around them. The bar is for the
+quietest 2 % of the rounds, in which no rank waited for a time slice: a ring's threads poll, and with
+fewer cores than threads a message of more than one integer may cost one (the bare ``all_gather`` beside
+shows it). Where the median ``all_min`` takes several times as long as a quiet one, other programs had
+the cores, and the bar is not applied.
 
 ``python -m benches.ranks.fetch`` starts the ranks itself; ``mlx.launch`` can, too.
 """
@@ -66,8 +69,18 @@ def measured(group: Any, rounds: int, tokens: int) -> Times:
     for cache in (grouped, alone):
         cache.store(known, _filled(tokens))
     one = mx.array(1, dtype=mx.int32)
+    seven = mx.array([1] * 7, dtype=mx.int32)
+
+    def bare() -> None:
+        mx.distributed.all_min(one, group=group).item()
+
+    def gather() -> None:
+        mx.distributed.all_gather(seven, group=group).tolist()
+
     calls: dict[str, Callable[[], Any]] = {
-        "bare": lambda: mx.distributed.all_min(one, group=group).item(),
+        "bare": bare,
+        "gather": gather,
+        "bare alone": lambda: None,
         "hit": lambda: grouped.fetch([*known, 1]),
         "hit alone": lambda: alone.fetch([*known, 1]),
         "miss": lambda: grouped.fetch(unknown),
@@ -76,10 +89,10 @@ def measured(group: Any, rounds: int, tokens: int) -> Times:
     taken: Times = {name: [] for name in calls}
     for turn in range(WARM_UP + rounds):
         for name, call in calls.items():
-            # Ranks begin together: none is charged for what another did before.
-            calls["bare"]()
+            bare()
             began = perf_counter()
             call()
+            bare()
             if turn >= WARM_UP:
                 taken[name].append((perf_counter() - began) * 1e6)
     return taken
@@ -98,29 +111,27 @@ def report(group: Any, taken: Times) -> int:
     say = print if group.rank() == 0 else lambda *_: None
     load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
     say(f"{group.size()} ranks, {len(taken['bare'])} rounds, {load}; microseconds, first rank's")
-    quiet, median = ({name: _at(times, at) for name, times in taken.items()} for at in (QUIET, 0.5))
-    ratios = {}
-    for name, figures in (("quietest 2 %", quiet), ("median", median)):
-        bare = figures["bare"]
-        say(f"{name}: bare all_min of one integer {bare:.1f}")
+    ratios: dict[str, float] = {}
+    bares = []
+    for name, at in (("quietest 2 %", QUIET), ("median", 0.5)):
+        figures = {call: sorted(times)[int(len(times) * at)] for call, times in taken.items()}
+        added = {call: figures[call] - figures[f"{call} alone"] for call in ("bare", *BARS)}
+        bares.append(added["bare"])
+        gather = figures["gather"] - figures["bare alone"]
+        say(f"{name}: a bare all_min of one integer {added['bare']:.1f}, all_gather of seven {gather:.1f}")
         for call in BARS:
-            added = figures[call] - figures[f"{call} alone"]
-            ratio = mx.distributed.all_max(mx.array(added / bare), group=group).item()
+            ratio = mx.distributed.all_max(mx.array(added[call] / added["bare"]), group=group).item()
             ratios.setdefault(call, ratio)
             say(
-                f"  {call:4} {figures[call]:8.1f}, without a group {figures[f'{call} alone']:6.1f}: "
-                f"adds {added:8.1f}; on the worst rank {ratio:.2f} x bare"
+                f"  {call:4} {figures[call]:8.1f}, without a group {figures[f'{call} alone']:8.1f}: "
+                f"adds {added[call]:8.1f}; on the worst rank {ratio:.2f} x bare"
             )
-    busy = mx.distributed.all_max(mx.array(median["bare"] / quiet["bare"]), group=group).item()
+    busy = mx.distributed.all_max(mx.array(bares[1] / bares[0]), group=group).item()
     if busy > BUSY:
         say(f"no verdict: the median collective takes {busy:.1f} times a quiet one, others have the cores")
         return 0
     say("bars: " + ", ".join(f"{call} {ratios[call]:.2f} of {bar} x bare" for call, bar in BARS.items()))
     return int(any(ratios[call] > bar for call, bar in BARS.items()))
-
-
-def _at(times: list[float], share: float) -> float:
-    return sorted(times)[int(len(times) * share)]
 
 
 if __name__ == "__main__":

@@ -60,9 +60,10 @@ class Ranks:
         each message round twice, and does not say whose value it was.
         """
         self.collectives += 1
+        width = len(values)
         mine = mx.array(list(values), dtype=mx.int32)
-        rows = mx.distributed.all_gather(mine, group=self._group).reshape(-1, len(values))
-        return rows.tolist()  # type: ignore[return-value] # lists of lists of integers
+        told: list[int] = mx.distributed.all_gather(mine, group=self._group).tolist()  # type: ignore[assignment]
+        return [told[at : at + width] for at in range(0, len(told), width)]
 
     def propose(self, action: Callable[[], Sequence[int]], width: int) -> tuple[list[int], list[int]]:
         """Computes ``width`` values on each rank and agrees on them. One collective.

@@ -150,12 +150,12 @@ class Books(RuleBasedStateMachine):
 
     def check_hit(self, hit: Hit, space: str, prompt: Prompt) -> None:
         bounds = [shelf.usable(prompt) for shelf in self.shelves[space].values()]
-        least, most, matched = (max(figures) for figures in zip(*bounds, strict=True))
-        note(f"{hit.reason} {hit.length} of {least} to {most}, matched {hit.matched}")
-        assert 0 <= hit.length <= min(most, max(len(prompt.ids) - 1, 0))
+        longest, matched = (max(figures) for figures in zip(*bounds, strict=True))
+        note(f"{hit.reason} {hit.length} of {longest}, matched {hit.matched}")
+        assert 0 <= hit.length <= min(longest, max(len(prompt.ids) - 1, 0))
         assert hit.length <= hit.matched <= matched
         if all(shelf.exact for shelf in self.shelves[space].values()):
-            assert hit.length >= least
+            assert hit.length == longest
         assert prompt.back(hit.length) == hit.length
         assert list(hit.remaining) == list(prompt.ids[hit.length :])
         assert bool(hit) == (hit.reason == "hit") == (hit.length > 0)
@@ -210,8 +210,7 @@ class Books(RuleBasedStateMachine):
         assert active() - self.base == cache.nbytes
         for pin, space, prompt in self.pins:
             longer = self.cache.peek((*prompt.ids, 8), namespace=space, media=self.spans(prompt))
-            # What is stored beside a window that is trimmed may match further, and be of no use.
-            assert (longer.matched if space == "window" else longer.length) >= pin.tokens
+            assert longer.length >= pin.tokens
 
     @invariant()
     def counted(self) -> None:

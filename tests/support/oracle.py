@@ -80,24 +80,20 @@ class Shelf:
     entries: dict[tuple[Key, ...], bool] = field(default_factory=dict)
     exact: bool = True
 
-    def usable(self, prompt: Prompt) -> tuple[int, int, int]:
-        """What a lookup may find of all that was stored: (at least, at most, tokens matched).
+    def usable(self, prompt: Prompt) -> tuple[int, int]:
+        """(longest reusable prefix, longest match) of all that was stored.
 
-        A window that has not rotated can be trimmed to the whole match, if it matches as far. Where
-        another entry matches further, it may be trimmed to where the two part.
+        A window that has not rotated is trimmed to where its own prompt parts from this one.
         """
         query = prompt.keys()
         matches = {entry: _common(entry, query) for entry in self.entries}
         matched = max(matches.values(), default=0)
         usable = prompt.back(min(matched, max(len(query) - 1, 0)))
         if not self.whole:
-            return usable, usable, matched
+            return usable, matched
         ends = [len(entry) for entry in self.entries if matches[entry] == len(entry) <= usable]
-        least = max((end for end in ends if prompt.back(end) == end), default=0)
         trimmed = [prompt.back(min(matches[entry], usable)) for entry, can in self.entries.items() if can]
-        if usable in trimmed:
-            least = usable
-        return least, max([least, *trimmed]), matched
+        return max([0, *(end for end in ends if prompt.back(end) == end), *trimmed]), matched
 
 
 def _common(one: Sequence[Key], other: Sequence[Key]) -> int:
