@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 comma  := ,
 # MLX runs on Metal on a Mac; elsewhere on the device named by KVCACHE_DEVICE: cpu, cuda12 or cuda13.
 KVCACHE_DEVICE ?= $(if $(filter Darwin,$(shell uname -s)),,cpu)
-EXTRAS := dev$(comma)bench$(if $(KVCACHE_DEVICE),$(comma)$(KVCACHE_DEVICE))
+EXTRAS := dev$(comma)bench$(comma)docs$(if $(KVCACHE_DEVICE),$(comma)$(KVCACHE_DEVICE))
 TRACES ?= ../shared/traces
 # Reference BLAS in the Linux CPU wheel of MLX is 90 times slower than OpenBLAS; used where it is installed.
 OPENBLAS := $(shell ldconfig -p 2>/dev/null | awk '/libopenblas\.so\.0/ {print $$NF; exit}')
@@ -13,7 +13,7 @@ PRELOAD  := $(if $(OPENBLAS),LD_PRELOAD=$(OPENBLAS),)
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name 'Cargo.toml') Cargo.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-rust test-python lint format bench bench-memory bench-hit-rates bench-peers bench-server bench-ranks wheel clean openblas
+.PHONY: help build demo test test-rust test-python lint format docs bench bench-memory bench-hit-rates bench-peers bench-server bench-ranks wheel clean openblas
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ format:  ## format Rust and Python in place
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix --quiet .
 
+docs: build  ## the documentation in docs/_build/html; a warning is an error
+	$(PRELOAD) $(BIN)/sphinx-build -W --keep-going -n -b html -q docs docs/_build/html
+
 bench: build  ## lookups and inserts beside libc memcmp; fails where a bar is missed
 	$(BIN)/python -m pytest benches --benchmark-only --benchmark-disable-gc $(PYTEST_ARGS)
 
@@ -81,4 +84,4 @@ wheel: $(VENV)/.created  ## abi3 wheel and sdist in dist/
 
 clean:  ## remove build outputs, keep .venv
 	cargo clean
-	rm -rf dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

@@ -3,13 +3,12 @@
 use hashbrown::{HashMap, HashSet};
 
 use crate::error::Error;
-use crate::evict::Dropped;
-use crate::ids::{IdSource, LayoutId, PlanId};
-use crate::keys::{MEDIA_BIT, Query};
+use crate::ids::{IdSource, PlanId};
+use crate::keys::MEDIA_BIT;
 use crate::lease::Leases;
 use crate::media::{MediaKeys, MediaTable, Span};
 use crate::radix::edit::Trees;
-use crate::store::{Draft, Pending, Planned, StoreRequest};
+use crate::store::{Draft, Pending};
 
 /// What an index may hold, and its grain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,17 +52,6 @@ pub struct PrefixIndex {
     pub(crate) max_checkpoints: usize,
     /// The latest time a caller gave.
     pub(crate) stamp: u64,
-}
-
-/// What [`PrefixIndex::insert`] did.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Inserted {
-    /// Tokens now held for the key: fewer than given where they do not fit the limits.
-    pub length: usize,
-    /// Tokens that were not held before.
-    pub new_tokens: usize,
-    /// What was evicted to make room.
-    pub evicted: Dropped,
 }
 
 impl PrefixIndex {
@@ -114,43 +102,5 @@ impl PrefixIndex {
         let live: HashSet<u32> =
             nodes.chain(plans).flat_map(|keys| keys.iter().filter(media)).copied().collect();
         self.media.sweep(&live);
-    }
-
-    /// Plans, evicts and commits in one step; bookkeeping only, for trees of span layers. The
-    /// longest prefix that fits the limits is kept. O(len(query)).
-    ///
-    /// # Errors
-    /// An invalid token.
-    pub fn insert(
-        &mut self,
-        namespace: &str,
-        query: &Query<'_>,
-        bytes_per_token: u64,
-        stamp: u64,
-    ) -> Result<Inserted, Error> {
-        let request = StoreRequest {
-            namespace,
-            layout: LayoutId(0),
-            query: *query,
-            bytes_per_token,
-            segment_buffers: 1,
-            checkpoint: None,
-            label: 0,
-        };
-        let (planned, evicted) = self.plan(&request, stamp)?;
-        let plan = match planned {
-            Planned::Ready(plan) => plan,
-            Planned::Already => {
-                return Ok(Inserted { length: query.cuts.back(query.len()), new_tokens: 0, evicted });
-            }
-            Planned::TooLarge | Planned::InsideMedia => {
-                let length = self.match_prefix(namespace, query, query.len(), None)?.length;
-                return Ok(Inserted { length, new_tokens: 0, evicted });
-            }
-        };
-        // Nothing comes between plan and commit, so it cannot be stale; and a split drops only
-        // what its halves replace, which is no eviction.
-        self.commit(plan.id, stamp)?;
-        Ok(Inserted { length: plan.length, new_tokens: plan.length - plan.matched, evicted })
     }
 }

@@ -37,12 +37,12 @@ pub mod store;
 pub use error::{Broken, Error};
 pub use evict::{Dropped, Need};
 pub use ids::{CheckpointId, LayoutId, LeaseId, PlanId, SegmentId};
-pub use index::{Inserted, Limits, PrefixIndex};
+pub use index::{Limits, PrefixIndex};
 pub use keys::{MAX_TOKEN, Query, check_tokens};
 pub use ledger::{Amount, LabelAmount};
 pub use lookup::{Match, Piece, Reason, Scope, Taken};
 pub use media::{MediaKeys, Span};
 pub use stats::{Stats, TreeStats};
 pub use store::{
-    CheckpointSpec, Committed, Drafted, NewSegment, Outcome, Plan, Planned, Split, StoreRequest,
+    CheckpointSpec, Committed, Drafted, Inserted, NewSegment, Outcome, Plan, Planned, Split, StoreRequest,
 };

@@ -66,7 +66,7 @@ impl PrefixIndex {
         let mut draft = self.drafts.remove(&id).ok_or(Error::UnknownPlan)?;
         let place = if anew { self.fitting_anew(&draft) } else { None }.unwrap_or(draft.place);
         dropped.extend(self.move_to(&mut draft, Place { length: length.max(length_anew), ..place }));
-        let cost = self.cost(&draft, &draft.place);
+        let cost = self.cost(draft.shape, draft.checkpoint, &draft.place);
         dropped.extend(self.evict(self.over(cost.nbytes, cost.buffers)));
         Ok((Planned::Ready(self.reserve(id, draft)), dropped))
     }
@@ -168,7 +168,7 @@ impl PrefixIndex {
         let place = place.filter(may_be).ok_or(Error::UnknownPlan)?;
         let mut draft = self.drafts.remove(&id).ok_or(Error::UnknownPlan)?;
         let dropped = self.move_to(&mut draft, Place { length, ..place });
-        let cost = self.cost(&draft, &draft.place);
+        let cost = self.cost(draft.shape, draft.checkpoint, &draft.place);
         self.drafts.insert(id, draft);
         Ok((self.over(cost.nbytes, cost.buffers), dropped))
     }
@@ -220,7 +220,7 @@ impl PrefixIndex {
     /// changed. The draft is left as it is.
     pub fn promise(&mut self, id: PlanId) -> Result<Plan, Error> {
         let draft = self.standing(id).ok_or(Error::UnknownPlan)?;
-        let cost = self.cost(draft, &draft.place);
+        let cost = self.cost(draft.shape, draft.checkpoint, &draft.place);
         if self.over(cost.nbytes, cost.buffers) != Need::default() {
             return Err(Error::UnknownPlan);
         }
@@ -229,7 +229,7 @@ impl PrefixIndex {
     }
 
     fn reserve(&mut self, id: PlanId, draft: Draft) -> Plan {
-        let reserved = self.cost(&draft, &draft.place);
+        let reserved = self.cost(draft.shape, draft.checkpoint, &draft.place);
         debug_assert_eq!(self.over(reserved.nbytes, reserved.buffers), Need::default());
         self.trees.ledger.reserve(reserved);
         let plan = self.draw_up(id, &draft);
@@ -257,7 +257,7 @@ impl PrefixIndex {
     }
 
     /// Leases the path to the place's node and the deepest checkpoint before the divergence.
-    fn protect(&mut self, tree: Option<TreeId>, place: &Place) -> Option<LeaseId> {
+    pub(super) fn protect(&mut self, tree: Option<TreeId>, place: &Place) -> Option<LeaseId> {
         let (tree, arena) = (tree?, &self.trees.arena);
         if arena[place.node].is_root() {
             return None;

@@ -3,19 +3,26 @@
 use crate::evict::Room;
 use crate::index::PrefixIndex;
 use crate::ledger::Amount;
+use crate::radix::edit::SegmentShape;
+use crate::store::CheckpointSpec;
 use crate::store::Draft;
 use crate::store::draft::Place;
 
 impl PrefixIndex {
-    /// What the draft adds at `place` until its commit: new segments, both halves of a split, a
+    /// What a store adds at `place` until its commit: new segments, both halves of a split, a
     /// checkpoint.
-    pub(super) fn cost(&self, draft: &Draft, place: &Place) -> Amount {
+    pub(super) fn cost(
+        &self,
+        shape: SegmentShape,
+        checkpoint: Option<CheckpointSpec>,
+        place: &Place,
+    ) -> Amount {
         let tokens = place.length.saturating_sub(place.from) as u64;
         let segments = tokens.div_ceil(self.segment_tokens as u64);
         let mut cost = Amount {
             // What no limit allows may overflow, and stays more than any limit.
-            nbytes: tokens.saturating_mul(draft.shape.bytes_per_token),
-            buffers: segments * u64::from(draft.shape.buffers),
+            nbytes: tokens.saturating_mul(shape.bytes_per_token),
+            buffers: segments * u64::from(shape.buffers),
             tokens,
             segments,
             checkpoints: 0,
@@ -26,7 +33,7 @@ impl PrefixIndex {
             cost.buffers += 2 * u64::from(node.buffers);
             cost.segments += 2;
         }
-        if let Some(checkpoint) = draft.checkpoint {
+        if let Some(checkpoint) = checkpoint {
             cost.nbytes = cost.nbytes.saturating_add(checkpoint.nbytes);
             cost.buffers += u64::from(checkpoint.buffers);
             cost.checkpoints += 1;
@@ -36,14 +43,14 @@ impl PrefixIndex {
 
     /// The most tokens that can be held at `place` in `room`; `None` where nothing is gained.
     pub(super) fn fitting(&self, draft: &Draft, place: &Place, room: Room) -> Option<usize> {
-        let whole = self.cost(draft, place);
+        let whole = self.cost(draft.shape, draft.checkpoint, place);
         if room.holds(whole.nbytes, whole.buffers) {
             return Some(place.length);
         }
         if draft.checkpoint.is_some() {
             return None;
         }
-        let fixed = self.cost(draft, &Place { length: place.from, ..*place });
+        let fixed = self.cost(draft.shape, draft.checkpoint, &Place { length: place.from, ..*place });
         let nbytes = room.nbytes.checked_sub(fixed.nbytes)?;
         let buffers = room.buffers.checked_sub(fixed.buffers)?;
         let by_bytes = nbytes.checked_div(draft.shape.bytes_per_token).unwrap_or(u64::MAX);

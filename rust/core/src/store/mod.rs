@@ -9,6 +9,7 @@
 mod commit;
 mod draft;
 mod fit;
+mod insert;
 
 use crate::evict::Dropped;
 use crate::ids::{CheckpointId, LayoutId, PlanId, SegmentId};
@@ -16,6 +17,7 @@ use crate::keys::Query;
 use crate::ledger::Amount;
 
 pub(crate) use draft::Draft;
+pub use insert::Inserted;
 
 /// The figures of a checkpoint that is to be stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,0 +1,125 @@
+//! Inserting: a store whose arrays nobody copies, in one step.
+
+use crate::error::Error;
+use crate::evict::{Dropped, Need};
+use crate::ids::{LayoutId, NodeId, SegmentId, TreeId};
+use crate::index::PrefixIndex;
+use crate::keys::{Query, check_tokens};
+use crate::radix::edit::SegmentShape;
+use crate::radix::walk::walk;
+use crate::store::draft::Place;
+use crate::store::{Planned, StoreRequest};
+
+/// What [`PrefixIndex::insert`] did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Inserted {
+    /// Tokens now held for the key: fewer than given where they do not fit the limits.
+    pub length: usize,
+    /// Tokens that were not held before.
+    pub new_tokens: usize,
+    /// What was evicted to make room.
+    pub evicted: Dropped,
+}
+
+impl PrefixIndex {
+    /// Plans, evicts and commits in one step; bookkeeping only, for trees of span layers. The
+    /// longest prefix that fits the limits is kept. O(len(query)).
+    ///
+    /// # Errors
+    /// An invalid token.
+    pub fn insert(
+        &mut self,
+        namespace: &str,
+        query: &Query<'_>,
+        bytes_per_token: u64,
+        stamp: u64,
+    ) -> Result<Inserted, Error> {
+        let request = StoreRequest {
+            namespace,
+            layout: LayoutId(0),
+            query: *query,
+            bytes_per_token,
+            segment_buffers: 1,
+            checkpoint: None,
+            label: 0,
+        };
+        if let Some(inserted) = self.append(&request, stamp)? {
+            return Ok(inserted);
+        }
+        let (planned, evicted) = self.plan(&request, stamp)?;
+        let plan = match planned {
+            Planned::Ready(plan) => plan,
+            Planned::Already => {
+                return Ok(Inserted { length: query.cuts.back(query.len()), new_tokens: 0, evicted });
+            }
+            Planned::TooLarge | Planned::InsideMedia => {
+                let length = self.match_prefix(namespace, query, query.len(), None)?.length;
+                return Ok(Inserted { length, new_tokens: 0, evicted });
+            }
+        };
+        // Nothing comes between plan and commit, so it cannot be stale; and a split drops only
+        // what its halves replace, which is no eviction.
+        self.commit(plan.id, stamp)?;
+        Ok(Inserted { length: plan.length, new_tokens: plan.length - plan.matched, evicted })
+    }
+
+    /// The usual case without a plan's copy of the key: nothing is cut and all of it fits. `None`,
+    /// and nothing changed, in any other.
+    fn append(&mut self, request: &StoreRequest<'_>, stamp: u64) -> Result<Option<Inserted>, Error> {
+        let query = &request.query;
+        query.check_length()?;
+        query.check_contents()?;
+        let length = query.cuts.back(query.len());
+        let tree = self.trees.forest.find(request.namespace, request.layout, false);
+        let Some(place) = self.end_of_match(tree, query, length)? else { return Ok(None) };
+        let shape = SegmentShape {
+            bytes_per_token: request.bytes_per_token,
+            buffers: request.segment_buffers,
+            label: request.label,
+        };
+        let cost = self.cost(shape, None, &place);
+        let over = self.over(cost.nbytes, cost.buffers);
+        let mut evicted = Dropped::default();
+        if over != Need::default() {
+            let lease = self.protect(tree, &place);
+            let fits = self.room().holds(cost.nbytes, cost.buffers);
+            if fits {
+                evicted = self.evict(over);
+            }
+            self.unprotect(lease, &mut evicted);
+            if !fits {
+                return Ok(None);
+            }
+        }
+        let stamp = self.tick(stamp);
+        let trees = &mut self.trees;
+        let tree = trees.forest.find_or_add(&mut trees.arena, request.namespace, request.layout, false);
+        let mut last = if place.from == 0 { trees.forest.get(tree).root } else { place.node };
+        for keys in query.keys[place.from..length].chunks(self.segment_tokens) {
+            last = trees.add_leaf(last, keys.into(), SegmentId(self.ids.next()), shape);
+        }
+        trees.add_end(last, trees.arena[last].len(), shape.label);
+        trees.touch_path(last, stamp);
+        Ok(Some(Inserted { length, new_tokens: length - place.from, evicted }))
+    }
+
+    /// Where the rest of the key goes, if that is behind a node's last token. Checks the tokens.
+    fn end_of_match(
+        &self,
+        tree: Option<TreeId>,
+        query: &Query<'_>,
+        length: usize,
+    ) -> Result<Option<Place>, Error> {
+        let mut place = Place { from: 0, node: NodeId::NONE, cut: None, length };
+        if let Some(tree) = tree {
+            let walked = walk(&self.trees.arena, self.trees.forest.get(tree).root, query)?;
+            if walked.inside(&self.trees.arena) < self.trees.arena[walked.node].len() {
+                return Ok(None);
+            }
+            place = Place { from: walked.matched, node: walked.node, ..place };
+        } else if !query.checked {
+            check_tokens(query.keys, 0)?;
+        }
+        Ok((place.from < length).then_some(place))
+    }
+}
