@@ -23,6 +23,7 @@ from kvcache.errors import (
     KVCacheError,
     RankError,
     TokenError,
+    no_mlx,
 )
 from kvcache.memory.pressure import PressureSource, SystemMemoryPressure
 from kvcache.namespaces import model_namespace
@@ -67,12 +68,21 @@ logger.disable("kvcache")
 
 def __getattr__(name: str) -> Any:
     if name == "layers":
+        _require_mlx(name)
         return import_module("kvcache.layers")
     if name in _LAZY:
+        _require_mlx(name)
         value = getattr(import_module(_LAZY[name]), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'kvcache' has no attribute {name!r}")
+
+
+def _require_mlx(name: str) -> None:
+    try:
+        import_module("mlx.core")
+    except ImportError as error:
+        raise ImportError(f"kvcache.{name}: {no_mlx(error)}", name="mlx") from error
 
 
 def __dir__() -> list[str]:

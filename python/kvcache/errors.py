@@ -42,3 +42,11 @@ class AllocationError(KVCacheError, MemoryError):
     def __init__(self, message: str, evicted: Eviction) -> None:
         super().__init__(message)
         self.evicted = evicted
+
+
+def no_mlx(error: ImportError) -> str:
+    """What to do where MLX cannot be imported: on Linux it is in an extra, since it depends on the device."""
+    return (
+        f"MLX cannot be imported here ({error}); install mlx on a Mac, "
+        "on Linux kvcache[cpu], kvcache[cuda12] or kvcache[cuda13]"
+    )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from kvcache.cli import demo, doctor, replay, serve
 from kvcache.cli.console import CliError
+from kvcache.errors import no_mlx
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,6 +44,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return stop.code if isinstance(stop.code, int) else 2
     except CliError as error:
         print(f"kvcache: {error}", file=sys.stderr)
+        return 1
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "mlx":
+            raise
+        # The package has put it into a sentence of its own where it was the one to notice.
+        print(f"kvcache: {error if error.__cause__ else no_mlx(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("kvcache: interrupted", file=sys.stderr)

@@ -1,11 +1,13 @@
 //! The only file that knows about buffers: token ids out of whatever Python holds them in.
 
 use kvcache_core::{Error, MAX_TOKEN, MediaKeys, PrefixIndex, Query, Span, check_tokens};
+use pyo3::Borrowed;
 use pyo3::buffer::{ElementType, PyUntypedBuffer};
 use pyo3::exceptions::PyTypeError;
+#[cfg(not(Py_GIL_DISABLED))]
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyList, PyString, PyTuple};
-use pyo3::{Borrowed, ffi};
 
 use crate::error::{TokenError, to_python};
 

@@ -32,6 +32,10 @@ impl Cuts {
         &NONE
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// The last position at or before `at` that is not inside a span. O(log spans).
     pub(crate) fn back(&self, at: usize) -> usize {
         let after = self.0.partition_point(|&(start, _)| (start as usize) < at);

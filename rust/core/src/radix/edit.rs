@@ -61,17 +61,20 @@ impl Trees {
         self.ledger.label(label).nbytes -= amount.nbytes;
     }
 
-    /// Hangs a new leaf under `parent`. O(1). The leaf is not in the LRU list yet.
+    /// Hangs a new leaf under `parent`. O(1), with `media` (some key may be a media key) O(len).
+    /// The leaf is not in the LRU list yet.
     pub(crate) fn add_leaf(
         &mut self,
         parent: NodeId,
         keys: Box<[u32]>,
         segment: SegmentId,
         shape: SegmentShape,
+        media: bool,
     ) -> NodeId {
         let above = &self.arena[parent];
         let (tree, first) = (above.tree, keys[0]);
         let mut node = Node::new(tree, parent, above.end, keys);
+        node.media = media && any_media(&node.keys);
         node.segment = segment;
         node.bytes_per_token = shape.bytes_per_token;
         node.buffers = shape.buffers;
@@ -107,6 +110,7 @@ impl Trees {
         upper.label = label;
         upper.leases = node.leases;
         upper.trimmable = node.trimmable;
+        upper.media = node.media && any_media(&upper.keys);
         let at = at as u32;
         let (above, below): (Vec<End>, Vec<End>) = node.ends().iter().partition(|end| end.at <= at);
         let below = below.iter().map(|end| End { at: end.at - at, ..*end }).collect();

@@ -1,7 +1,6 @@
 //! A node: a run of token keys, the segment that holds their KV, and perhaps a checkpoint.
 
 use crate::ids::{CheckpointId, NodeId, SegmentId, TreeId};
-use crate::keys::any_media;
 use crate::radix::children::Children;
 
 /// A copy of the window and state layers after a node's last token.
@@ -69,7 +68,6 @@ impl Node {
     pub(crate) fn new(tree: TreeId, parent: NodeId, start: u32, keys: Box<[u32]>) -> Self {
         Self {
             end: start + keys.len() as u32,
-            media: any_media(&keys),
             keys,
             children: Children::None,
             segment: SegmentId(0),
@@ -83,6 +81,7 @@ impl Node {
             leases: 0,
             trimmable: 0,
             label: 0,
+            media: false,
         }
     }
 

@@ -88,9 +88,10 @@ impl PrefixIndex {
             last = trees.split(node, split.at, split.upper, split.lower);
             dropped.segments.push(split.old);
         }
+        let media = !pending.draft.cuts.is_empty();
         for segment in &plan.segments {
             let keys = pending.draft.keys[segment.start..segment.end].into();
-            last = trees.add_leaf(last, keys, segment.id, pending.draft.shape);
+            last = trees.add_leaf(last, keys, segment.id, pending.draft.shape, media);
         }
         if let (Some(id), Some(spec)) = (plan.checkpoint, pending.draft.checkpoint) {
             let CheckpointSpec { nbytes, buffers, trimmable } = spec;

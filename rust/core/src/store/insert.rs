@@ -95,8 +95,9 @@ impl PrefixIndex {
         let trees = &mut self.trees;
         let tree = trees.forest.find_or_add(&mut trees.arena, request.namespace, request.layout, false);
         let mut last = if place.from == 0 { trees.forest.get(tree).root } else { place.node };
+        let media = !query.cuts.is_empty();
         for keys in query.keys[place.from..length].chunks(self.segment_tokens) {
-            last = trees.add_leaf(last, keys.into(), SegmentId(self.ids.next()), shape);
+            last = trees.add_leaf(last, keys.into(), SegmentId(self.ids.next()), shape, media);
         }
         trees.add_end(last, trees.arena[last].len(), shape.label);
         trees.touch_path(last, stamp);
