@@ -36,11 +36,7 @@ class CommandHelp(SphinxDirective):
 
 def _find(parser: argparse.ArgumentParser, *names: str) -> argparse.ArgumentParser:
     for name in names:
-        (commands,) = (
-            action
-            for action in parser._actions
-            if isinstance(action, argparse._SubParsersAction)
-        )
+        (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
         parser = commands.choices[name]
     return parser
 

@@ -27,12 +27,16 @@ _TYPING: Final = ("Any", "Literal", "Self")
 # Types that are public where their users are documented.
 _PLACES: Final = {
     "Adapter": "kvcache.layers",
+    "Budget": "kvcache.replay.budgets",
     "Evicted": "kvcache._core",
+    "GcPolicy": "kvcache.memory.reclaim",
     "Image": "kvcache.layers",
     "ImageAdapter": "kvcache.layers",
     "IndexStats": "kvcache._core",
     "Inserted": "kvcache._core",
+    "Installation": "kvcache.integrations.mlx_lm.patching",
     "Match": "kvcache._core",
+    "Outcome": "kvcache.replay.simulate",
     "Refusal": "kvcache.layers",
     "SpanAdapter": "kvcache.layers",
 } | {name: "kvcache" for name in kvcache.__all__ if name[0].isupper()}
@@ -59,8 +63,10 @@ def _python_uri(name: str) -> str | None:
         return f"{_PYTHON}/collections.abc.html#collections.abc.{name}"
     if name in _TYPING:
         return f"{_PYTHON}/typing.html#typing.{name}"
-    if name in ("AbstractContextManager", "contextlib.AbstractContextManager"):
+    if name.endswith("AbstractContextManager"):
         return f"{_PYTHON}/contextlib.html#contextlib.AbstractContextManager"
+    if name in ("Path", "pathlib.Path"):
+        return f"{_PYTHON}/pathlib.html#pathlib.Path"
     if isinstance(getattr(builtins, name, None), type):
         page = "exceptions" if issubclass(getattr(builtins, name), BaseException) else "stdtypes"
         return f"{_PYTHON}/{page}.html#{name}"

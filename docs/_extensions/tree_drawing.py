@@ -61,7 +61,9 @@ def draw(frames: list[Frame], description: str) -> str:
     )
 
 
-def _nodes(children: list[Node], left: float, top: float, start: tuple[float, float], parts: list[str]) -> int:
+def _nodes(
+    children: list[Node], left: float, top: float, start: tuple[float, float], parts: list[str]
+) -> int:
     """Draws siblings below each other, their children to the right. Returns the rows taken."""
     rows = 0
     for node in children:

@@ -4,6 +4,9 @@ A letter is a token. The index tells hashes of its nodes and no tokens, so a nod
 among the sequences stored, and a hash that none of them has is an error: a drawing shows what is there.
 """
 
+# mlx-lm carries no types.
+# mypy: allow-untyped-calls
+
 from __future__ import annotations
 
 import re

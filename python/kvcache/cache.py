@@ -203,7 +203,27 @@ class KVPrefixCache:
         prefill_step_size: int = 2048,
         kv_bits: int | None = None,
     ) -> Session:
-        """One request from fetch to store, as a context manager: see :class:`kvcache.Session`."""
+        """One request from fetch to store, as a context manager: see :class:`kvcache.Session`.
+
+        Args:
+            tokens: The whole prompt, as in :meth:`fetch`. It is copied.
+            model: What a fresh cache is made for where nothing is stored, and what is run up to a
+                position where a checkpoint helps. None: a miss raises, and nothing is run here.
+            draft_model: A draft model; its layers stand behind the model's in the prompt cache.
+            namespace: As in :meth:`fetch`.
+            media: As in :meth:`fetch`.
+            take: As in :meth:`fetch`.
+            prefill_step_size: Tokens of a chunk where the session itself runs the model.
+            kv_bits: Bits to which the engine quantises KV on its way, as mlx-lm does from 5,000 tokens
+                on with groups of 64; the session does alike where it runs the model.
+
+        Raises:
+            ConfigError: A parameter that cannot be used; on entering also a miss without a model, and
+                a model of another number of layers than the namespace holds.
+            TokenError: A token id that is out of range.
+            TypeError: Tokens of another type.
+            AllocationError: On entering, as :meth:`fetch`.
+        """
 
         def begin() -> Session:
             _whole("prefill_step_size", prefill_step_size)
@@ -233,6 +253,9 @@ class KVPrefixCache:
 
         Returns:
             What was evicted. Where so much room cannot be made under ``max_bytes``, nothing is.
+
+        Raises:
+            ConfigError: A negative size.
         """
         self._state.enter("reserve")
         return reserve(self._state, nbytes, protect)
@@ -240,14 +263,34 @@ class KVPrefixCache:
     def evict(self, nbytes: int) -> Eviction:
         """Evicts the shortest run of the LRU order that has ``nbytes``; pinned entries stay.
 
-        When it returns, MLX active + cached memory is lower by that much. ``evict(0)`` does
-        nothing.
+        When it returns, MLX active + cached memory is lower by what the ledger dropped. ``evict(0)``
+        does nothing.
+
+        Args:
+            nbytes: Bytes to drop at least, where that many are held and not pinned.
+
+        Returns:
+            What was evicted, by the ledger and as measured.
+
+        Raises:
+            ConfigError: A negative size.
+
+        Complexity: O(1) amortised for each segment or checkpoint evicted, and one reclaim.
         """
         self._state.enter("evict")
         return self._state.evict(lambda _: (parse_size(nbytes, "nbytes"), 0))
 
     def evict_idle(self, seconds: float) -> Eviction:
-        """Evicts what was not used for ``seconds`` by the clock; pinned entries stay."""
+        """Evicts what was not used for ``seconds`` by the clock; pinned entries stay.
+
+        Nothing happens by itself: there is no timer. An engine calls it where it is idle.
+
+        Args:
+            seconds: Of the cache's ``clock``, at least 0.
+
+        Raises:
+            ConfigError: A negative number.
+        """
         state = self._state
         state.enter("evict_idle")
 
@@ -270,7 +313,15 @@ class KVPrefixCache:
         return state.evict_units(state.ranks.most(count))
 
     def trim_to(self, *, nbytes: int | None = None, tokens: int | None = None) -> Eviction:
-        """Evicts until at most ``nbytes`` bytes and ``tokens`` tokens are held; pinned entries stay."""
+        """Evicts until at most ``nbytes`` bytes and ``tokens`` tokens are held; pinned entries stay.
+
+        Args:
+            nbytes: Bytes by the ledger. None: any number.
+            tokens: Tokens of KV; a shared prefix counts once. None: any number.
+
+        Raises:
+            ConfigError: A negative figure.
+        """
 
         def over(index: CacheIndex) -> tuple[int, int]:
             most_bytes = index.nbytes if nbytes is None else parse_size(nbytes, "nbytes")
@@ -287,12 +338,16 @@ class KVPrefixCache:
             A context manager, which pins as long as it is kept. Its ``tokens`` says how many are
             pinned: 0 where nothing matched. A node matched in part is pinned whole; of a hybrid
             model the deepest usable checkpoint with its KV is.
+
+        Raises:
+            TokenError: A token id that is out of range.
+            TypeError: Tokens of another type.
         """
         self._state.enter("pin")
         return pin(self._state, partial(question, tokens, namespace, media))
 
     def drop(self, namespace: str) -> Eviction:
-        """Drops all of a namespace, pinned or not."""
+        """Drops all of a namespace, pinned or not, and gives its memory back. Its counters go too."""
         state = self._state
         state.enter("drop")
         state.ranks.together(partial(self._usable, namespace))
@@ -356,7 +411,11 @@ class KVPrefixCache:
         return f"KVPrefixCache({len(self)} sequences, {self.ntokens} tokens, {self.nbytes} bytes)"
 
     def stats(self, namespace: str | None = None) -> Stats:
-        """Counters and figures, of all or of one namespace."""
+        """Counters and figures, of all or of one namespace. O(number of namespaces).
+
+        Args:
+            namespace: None: all together. One that holds nothing has zeros.
+        """
         if namespace is not None:
             check_namespace(namespace)
         with self._state.guard() as index:

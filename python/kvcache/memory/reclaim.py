@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kvcache.arrays import Array
 
 GcPolicy = Literal["always", "auto"]
+"""When eviction cycles collect garbage; the argument ``gc`` of ``KVPrefixCache`` says more."""
 _POLICIES: Final[tuple[GcPolicy, ...]] = ("always", "auto")
 
 

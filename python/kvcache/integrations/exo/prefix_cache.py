@@ -79,7 +79,7 @@ class KVPrefixCache:
 
     @property
     def prompts(self) -> list[mx.array]:
-        """The prompts whose KV is held to its end, in order of their making. A copy: O(tokens)."""
+        """A copy of the prompts whose KV is held to its end, in order of their making. O(tokens)."""
         state, found = self.cache._state, []
         for _, entry in self._handles.entries():
             part = entry.request.head(entry.held)
@@ -111,7 +111,7 @@ class KVPrefixCache:
                 None where a layer can be cut.
             media_regions: Objects with ``content_hash``, ``start_pos`` and ``end_pos``. One without
                 a hash matches nothing, so what stands behind it is not kept.
-            prefill_tps: For :attr:`prefill_tps`.
+            prefill_tps: Tokens a second; kept for the attribute of that name.
 
         Returns:
             The prompt's index, or None where nothing of it could be kept (exo's own returns nothing).

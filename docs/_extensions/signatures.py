@@ -1,16 +1,35 @@
-"""Types in the signatures of native classes: the compiled module has texts, its stub has types."""
+"""Signatures as a reader needs them.
+
+The compiled module's have no types: they are taken from its stub. Classes that only the library makes have
+none, since nobody calls them.
+"""
 
 from __future__ import annotations
 
 import ast
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
-_NATIVE = "kvcache._core."
-_PUBLIC = "kvcache.PrefixIndex"
+_NATIVE: Final = "kvcache._core."
+_PUBLIC: Final = "kvcache.PrefixIndex"
+_MADE_BY_CALLS: Final = frozenset(
+    {
+        "Eviction",
+        "Hit",
+        "Installation",
+        "Outcome",
+        "Pin",
+        "Row",
+        "Session",
+        "Stats",
+        "Stored",
+        "Study",
+        "Trace",
+    }
+)
 
 
 def read_stub() -> dict[str, tuple[str, str]]:
@@ -26,13 +45,15 @@ def read_stub() -> dict[str, tuple[str, str]]:
     return found
 
 
-_SIGNATURES = read_stub()
+_SIGNATURES: Final = read_stub()
 
 
-def add_types(
-    _app: Sphinx, _what: str, name: str, _object: Any, _options: Any, arguments: str, returns: str
+def improve(
+    _app: Sphinx, what: str, name: str, _object: Any, _options: Any, arguments: str, returns: str
 ) -> tuple[str, str] | None:
     """Sphinx asks here for each signature."""
+    if what == "class" and name.rpartition(".")[2] in _MADE_BY_CALLS:
+        return "", ""
     if not name.startswith((_NATIVE, _PUBLIC)):
         return None
     short = name.removeprefix(_NATIVE).removeprefix("kvcache.")
@@ -41,5 +62,5 @@ def add_types(
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Registers the handler."""
-    app.connect("autodoc-process-signature", add_types)
+    app.connect("autodoc-process-signature", improve)
     return {"parallel_read_safe": True}
