@@ -3,111 +3,18 @@
 from __future__ import annotations
 
 import gc
-from random import Random
 from typing import Any
 
 import pytest
 from loguru import logger
 
-from kvcache import KVPrefixCache, PrefixIndex
+from kvcache import KVPrefixCache
 from tests.support.faults import assert_settled
 from tests.support.layers import KV, Arrays
 from tests.support.memory import active
 from tests.support.models import MODELS, prompt
 from tests.support.poskv import PosKV
 from tests.support.threads import elsewhere, together
-
-
-class Worker:
-    """One engine thread: its own requests, all content checked."""
-
-    def __init__(self, cache: KVPrefixCache, number: int) -> None:
-        self.cache = cache
-        self.random = Random(number)
-        self.models = {name: MODELS[name]() for name in ("kv", "arrays", "rotating-keep")}
-        self.pins: list[Any] = []
-
-    def prompt(self) -> list[int]:
-        random = self.random
-        return prompt(random.randrange(1, 40)) + prompt(random.randrange(1, 12), first=random.randrange(1, 5))
-
-    def step(self) -> None:
-        random, cache = self.random, self.cache
-        space = random.choice(list(self.models))
-        model, tokens = self.models[space], self.prompt()
-        match random.randrange(12):
-            case 0 | 1 | 2 | 3:
-                hit = cache.fetch(tokens, namespace=space, take=random.random() < 0.2)
-                prompt_cache = hit.prompt_cache or model.make_cache()
-                model.check(prompt_cache, tokens[: hit.length])
-                model.grow(prompt_cache, hit.remaining)
-                cache.store(tokens, prompt_cache, namespace=space, donate=random.random() < 0.3)
-            case 4 | 5:
-                stored = cache.store(tokens, model.filled(tokens), namespace=space)
-                assert stored.reason in ("stored", "already", "truncated", "too_large")
-            case 6:
-                cache.evict(random.randrange(3000))
-            case 7:
-                self.pins.append(cache.pin(tokens, namespace=space))
-                if len(self.pins) > 3:
-                    pin = self.pins.pop(random.randrange(4))
-                    if random.random() < 0.5:
-                        pin.release()
-            case 8:
-                cache.reserve(random.randrange(5000), protect=cache.peek(tokens, namespace=space))
-            case 9:
-                cache.validate()
-            case 10:
-                cache.trim_to(nbytes=random.randrange(40_000, 90_000))
-            case _:
-                if random.random() < 0.1:
-                    cache.drop(space)
-                cache.evict_idle(random.random())
-                assert cache.stats().nbytes >= 0
-
-
-def test_eight_threads_on_one_cache() -> None:
-    """REPORTS 104."""
-    limit, base = 100_000, active()
-    cache = KVPrefixCache(max_bytes=limit, segment_tokens=8)
-
-    def work(number: int) -> None:
-        worker = Worker(cache, number)
-        for _ in range(120):
-            worker.step()
-            assert cache.nbytes <= limit
-        for pin in worker.pins:
-            pin.release()
-
-    together(work)
-    assert_settled(cache)
-    assert active() - base == cache.nbytes
-    cache.close()
-    assert active() == base
-
-
-def test_eight_threads_on_one_index() -> None:
-    index = PrefixIndex(max_bytes=400, segment_tokens=4)
-
-    def work(number: int) -> None:
-        random = Random(number)
-        for at in range(1250):
-            tokens = prompt(random.randrange(1, 40)) + prompt(
-                random.randrange(1, 9), first=random.randrange(1, 5)
-            )
-            match random.randrange(6):
-                case 0 | 1 | 2:
-                    assert index.insert(tokens, namespace=str(number % 3)).length <= len(tokens)
-                case 3 | 4:
-                    assert index.match_prefix(tokens, namespace=str(number % 3)).length <= len(tokens)
-                case _:
-                    index.evict(random.randrange(20))
-            assert index.stats().nbytes <= 400
-            if at % 100 == 0:
-                index.validate()
-
-    together(work)
-    index.validate()
 
 
 @pytest.mark.parametrize("kind", ["kv", "arrays", "all"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 THREADS = 8
@@ -15,7 +17,7 @@ THREADS = 8
 PATIENCE = 120
 
 
-def together(work: Callable[[int], None], threads: int = THREADS) -> None:
+def together(work: Callable[[int], None], threads: int = THREADS, patience: float = PATIENCE) -> None:
     """Runs ``work`` in several threads at once; raises what one of them raised."""
     gate = threading.Barrier(threads)
     failures: list[BaseException] = []
@@ -31,10 +33,21 @@ def together(work: Callable[[int], None], threads: int = THREADS) -> None:
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(PATIENCE)
+        worker.join(patience)
     assert not any(worker.is_alive() for worker in workers), "a thread waits for ever"
     if failures:
         raise failures[0]
+
+
+@contextmanager
+def often() -> Iterator[None]:
+    """Has the interpreter change threads some hundred times as often, so that more orders are seen."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(20e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def elsewhere(action: Callable[[], Any]) -> None:
