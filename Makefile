@@ -2,10 +2,13 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-comma  := ,
 # MLX runs on Metal on a Mac; elsewhere on the device named by KVCACHE_DEVICE: cpu, cuda12 or cuda13.
 KVCACHE_DEVICE ?= $(if $(filter Darwin,$(shell uname -s)),,cpu)
-EXTRAS := dev$(comma)bench$(comma)docs$(if $(KVCACHE_DEVICE),$(comma)$(KVCACHE_DEVICE))
+# Locked: all that a Mac needs; on Linux the CPU's MLX comes on top of it, locked too. CUDA's is of the
+# same version, without a hash.
+LOCKS  := -r requirements/dev.txt $(if $(filter cpu,$(KVCACHE_DEVICE)),-r requirements/cpu.txt)
+LOCK   := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+          --no-emit-find-links --no-header $(LOCK_ARGS)
 TRACES ?= ../shared/traces
 # Reference BLAS in the Linux CPU wheel of MLX is 90 times slower than OpenBLAS; used where it is installed.
 OPENBLAS := $(shell ldconfig -p 2>/dev/null | awk '/libopenblas\.so\.0/ {print $$NF; exit}')
@@ -13,21 +16,28 @@ PRELOAD  := $(if $(OPENBLAS),LD_PRELOAD=$(OPENBLAS),)
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name 'Cargo.toml') Cargo.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-rust test-python lint format docs bench bench-memory bench-hit-rates bench-peers bench-server bench-ranks wheel clean openblas
+.PHONY: help build demo test test-rust test-python lint format docs lock bench bench-memory bench-hit-rates bench-peers bench-segments bench-server bench-ranks profile wheel clean openblas
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: $(VENV)/.built  ## environment in .venv, release build of the extension
 
-$(VENV)/.created: pyproject.toml
+$(VENV)/.created: $(wildcard requirements/*.txt)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip "maturin>=1.16,<2"
+	$(BIN)/python -m pip install --quiet --require-hashes $(LOCKS)
+	$(if $(filter cuda%,$(KVCACHE_DEVICE)),$(BIN)/python -m pip install --quiet \
+	  $$(sed -n 's/^mlx==\([0-9.]*\).*/mlx[$(KVCACHE_DEVICE)]==\1/p' requirements/cpu.txt))
 	@touch $@
 
-$(VENV)/.built: $(VENV)/.created $(RUST_SOURCES)
-	env -u CONDA_PREFIX VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin develop --release --quiet --extras $(EXTRAS)
+$(VENV)/.built: $(VENV)/.created pyproject.toml $(RUST_SOURCES)
+	env -u CONDA_PREFIX VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin develop --release --quiet
 	@touch $@
+
+lock:  ## resolve requirements/ anew; LOCK_ARGS=--upgrade takes newer versions
+	$(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet "uv>=0.9"
+	$(LOCK) --extra dev --extra bench --extra docs --output-file requirements/dev.txt pyproject.toml
+	$(LOCK) --constraints requirements/dev.txt --output-file requirements/cpu.txt requirements/cpu.in
 
 openblas:  ## Debian and Ubuntu, as root: install OpenBLAS, which `demo` and `test` then preload
 	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq libopenblas0-pthread
@@ -68,6 +78,12 @@ bench-memory: build  ## what evictions give back, exact allocator and default po
 
 bench-hit-rates: build  ## replay real traces (TRACES=folder); fails where off the reference
 	$(BIN)/python benches/replay/hit_rates.py $(TRACES)
+
+bench-segments: build  ## what segment_tokens costs and buys; writes benches/results/segments.md
+	$(PRELOAD) $(BIN)/python benches/memory/segments.py
+
+profile: build  ## where the index's time goes (Linux, needs perf); writes benches/results/profile.md
+	$(BIN)/python benches/profile.py
 
 bench-server: build  ## mlx_lm.server beside kvcache serve; fails above half of the prefill tokens
 	$(PRELOAD) $(BIN)/python benches/server/run.py --output benches/results/server.md
