@@ -1,0 +1,89 @@
+"""Every block of the documentation does what the page says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.docs.pages import PAGES, ROOT, Page, compare, fences, tree_of_files
+from tests.docs.shell import Shell
+from tests.integrations.tiny import write_model
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which pages run."""
+    folder = tmp_path_factory.mktemp("page")
+    write_model(folder / "path/to/model")
+    layers = ["sliding_attention", "full_attention"]
+    write_model(folder / "path/to/sliding", layer_types=layers, sliding_window=16)
+    (folder / "examples").symlink_to(ROOT / "examples")
+    return folder
+
+
+@pytest.fixture
+def shell(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with Shell(folder) as shell:
+        yield shell
+
+
+def given(name: str) -> dict[str, Any]:
+    """What a page takes as the reader's own."""
+    if name != "README.md":
+        return {}
+    import mlx.core as mx
+
+    def prefill(tokens: list[int], prompt_cache: list[Any]) -> mx.array:
+        import mlx_lm
+
+        return mlx_lm.load("path/to/model")[0](mx.array([tokens]), cache=prompt_cache)
+
+    return {"prompt": list(range(3, 40)), "prefill": prefill}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_block_of_a_page_runs(name: str, shell: Shell) -> None:
+    page = Page(name, shell)
+    page.run(given(name))
+    found = Counter(language for language, _ in fences(name) if not language.startswith("{"))
+    # What has no language is a tree of files, checked below.
+    trees = {"": found[""]} if name == "CONTRIBUTING.md" else {}
+    assert Counter(page.evaluated) + Counter(trees) == found
+
+
+def test_the_readme_answers_and_reuses(shell: Shell) -> None:
+    names = Page("README.md", shell).run(given("README.md"))
+    messages = [{"role": "user", "content": "hello"}]
+    before = names["cache"].stats().hit_tokens
+    first = "".join(names["answer"](messages))
+    assert "".join(names["answer"](messages)) == first
+    assert names["cache"].stats().hit_tokens > before
+
+
+def test_no_block_hides_in_a_directive() -> None:
+    for name in PAGES:
+        assert not any("```" in content for language, content in fences(name) if language.startswith("{"))
+
+
+def test_the_tree_of_files_is_there() -> None:
+    (tree,) = (content for language, content in fences("CONTRIBUTING.md") if not language)
+    paths = list(tree_of_files(tree))
+    assert len(paths) > 40
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("printed", ["one\n2 three\n", "one\nand\nmore\n2 two three"])
+def test_dots_stand_for_anything(printed: str) -> None:
+    assert compare("one\n…\n2 …three\n", printed.replace("one\n2", "one\n\n2")) is None
+
+
+@pytest.mark.parametrize("printed", ["", "one\n", "one\n2 three\n4", "one\n3 three\n"])
+def test_other_output_is_noticed(printed: str) -> None:
+    assert compare("one\n2 …three", printed)
