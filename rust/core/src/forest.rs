@@ -95,10 +95,10 @@ impl Forest {
         let Some(tree) = self.trees[id.0 as usize].take() else { return };
         arena.remove(tree.root);
         self.free.push(id);
-        if let Some(of) = self.names.get_mut(&*tree.namespace) {
+        if let Some(of) = self.names.get_mut(&Sought(&tree.namespace)) {
             of.retain(|other| *other != id);
             if of.is_empty() {
-                self.names.remove(&*tree.namespace);
+                self.names.remove(&Sought(&tree.namespace));
             }
         }
     }
