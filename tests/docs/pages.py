@@ -128,11 +128,12 @@ def tree_of_files(block: str) -> Iterator[Path]:
         names = itertools.takewhile(
             lambda word: re.fullmatch(r"[\w.{},/-]*([./][\w.{},/-]*)", word), line.split()
         )
-        for name in itertools.chain.from_iterable(map(_braces, names)):
-            parents = {at: path for at, path in parents.items() if at < indent} | {indent: parent / name}
-            yield parent / name
+        for name in names:
+            paths = [parent / each for each in _braces(name)]
+            yield from paths
             # A second name of a line stands beside the first.
-            parent = (parent / name).parent
+            parent = paths[-1].parent
+            parents = {at: path for at, path in parents.items() if at < indent} | {indent: paths[-1]}
 
 
 def _braces(name: str) -> list[str]:
