@@ -107,7 +107,7 @@ def _document(
         "- Hit rate: mean token hit rate in percent over the five traces at budgets of 1, 2 and 5 %, from",
         "  [hit_rates.md](hit_rates.md).",
         f"- Lookup, insert: one prompt of {TOKENS:,} int32 tokens in `PrefixIndex`, medians.",
-        f"- Store, fetch: an entry of {SHAPE.tokens:,} tokens, {SHAPE.layers} layers, {mb:.0f} MB; bytes read and",
+        f"- Store, fetch:  {SHAPE.tokens:,} tokens, {SHAPE.layers} layers, {mb:.0f} MB: bytes read and",
         "  written a second; in brackets the share of a plain copy of the same arrays in the same round.",
         "- Buffers: MLX arrays that the entry is held in.",
         "- Waste: tokens evicted beyond what was asked for, at most.",
