@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from kvcache.cli import main
+from tests.support.ring import ring
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,8 +42,8 @@ class Shell:
         for server in self._servers:
             server.terminate()
         for server in self._servers:
-            assert server.wait(SECONDS) == 0
-            server.stderr.close()
+            code = server.wait(SECONDS)
+            assert code == 0, f"the server ended with {code}\n" + (self._folder / "server.log").read_text()
 
     def run(self, line: str) -> str:
         """What the command prints on stdout. One that fails raises."""
@@ -55,8 +56,8 @@ class Shell:
             "curl": self._curl,
             "kvcache": self._kvcache,
             "make": self._make,
-            "mlx.launch": self._process,
-            "python": self._process,
+            "mlx.launch": self._launch,
+            "python": self._python,
         }
         assert words[0] in known, f"the tests cannot run {words[0]!r}"
         return known[words[0]](words, settings)
@@ -75,11 +76,9 @@ class Shell:
         assert code == 0, f"{words} ended with {code}"
         return printed.getvalue()
 
-    def _process(self, words: list[str], settings: dict[str, str]) -> str:
-        if words[0] == "mlx.launch":
-            words = [*words[:1], "--python", sys.executable, *words[1:]]
+    def _python(self, words: list[str], settings: dict[str, str]) -> str:
         ended = subprocess.run(
-            [str(BIN / words[0]), *words[1:]],
+            [sys.executable, *words[1:]],
             cwd=self._folder,
             input="hello\n\n",
             capture_output=True,
@@ -90,6 +89,15 @@ class Shell:
         )
         assert ended.returncode == 0, ended.stdout + ended.stderr
         return ended.stdout
+
+    def _launch(self, words: list[str], settings: dict[str, str]) -> str:
+        """`mlx.launch -n N --backend ring SCRIPT …` without its launcher, which takes a core of its own."""
+        assert words[1::2][:2] == ["-n", "--backend"]
+        assert words[4] == "ring"
+        codes = ring([sys.executable, *words[5:]], int(words[2]), self._folder, SECONDS, settings)
+        printed = (self._folder / "ring.log").read_text()
+        assert set(codes) == {0}, printed
+        return printed
 
     def _serve(self, words: list[str]) -> str:
         """The server stays until the page ends. Its ports are free ones; `curl` finds them."""
@@ -118,6 +126,10 @@ class Shell:
         return self._ports[written]
 
     def _curl(self, words: list[str], _settings: dict[str, str]) -> str:
-        url = re.sub(r":(\d+)/", lambda found: f":{self._ports[found[1]]}/", words[-1])
-        with urllib.request.urlopen(url, timeout=SECONDS) as answer:  # noqa: S310 - this machine's own server
+        url = re.sub(r":(\d+)/", lambda found: f":{self._ports[found[1]]}/", words[1])
+        options = dict(zip(words[2::2], words[3::2], strict=True))
+        assert set(options) <= {"--json"}
+        body = options["--json"].encode() if options else None
+        request = urllib.request.Request(url, body, {"Content-Type": "application/json"})  # noqa: S310 - this machine's own server
+        with urllib.request.urlopen(request, timeout=SECONDS) as answer:  # noqa: S310 - likewise
             return answer.read().decode()
