@@ -10,6 +10,7 @@ LOCKS  := -r requirements/dev.txt $(if $(filter cpu,$(KVCACHE_DEVICE)),-r requir
 LOCK   := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
           --no-emit-find-links --no-header $(LOCK_ARGS)
 TRACES ?= ../shared/traces
+DIST   ?= dist
 # Reference BLAS in the Linux CPU wheel of MLX is 90 times slower than OpenBLAS; used where it is installed.
 OPENBLAS := $(shell ldconfig -p 2>/dev/null | awk '/libopenblas\.so\.0/ {print $$NF; exit}')
 PRELOAD  := $(if $(OPENBLAS),LD_PRELOAD=$(OPENBLAS),)
@@ -95,8 +96,11 @@ bench-peers: build  ## prefix indexes of other projects beside ours; writes benc
 	-$(BIN)/python -m pip install --quiet --no-deps --target target/peers/python vllm-mlx
 	$(BIN)/python -m benches.peers
 
+# Panics name source files: those of the dependencies without the builder's home. The sdist is built first
+# and the wheel from it, so what is missing in the sdist is noticed.
 wheel: $(VENV)/.created  ## abi3 wheel and sdist in dist/
-	$(BIN)/maturin build --release --sdist --out dist
+	RUSTFLAGS="--remap-path-prefix=$${CARGO_HOME:-$$HOME/.cargo}=cargo" $(BIN)/maturin build --release --locked \
+	  --strip --sdist --target-dir target/wheel --out $(DIST)
 
 clean:  ## remove build outputs, keep .venv
 	cargo clean

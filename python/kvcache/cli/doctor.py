@@ -9,6 +9,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from kvcache.errors import no_mlx
+
 if TYPE_CHECKING:
     import argparse
 
@@ -41,20 +43,33 @@ def run(args: argparse.Namespace) -> int:
 
 def examine() -> dict[str, Any]:
     """The report, a line each."""
-    import mlx.core as mx
     import psutil
 
     from kvcache import SystemMemoryPressure
-    from kvcache.memory.limits import device_memory, resolve_max_buffers
     from kvcache.sizes import format_size
 
-    info = mx.device_info()
     system = psutil.virtual_memory().total
     report: dict[str, Any] = {name: version for name in _PACKAGES if (version := _version(name))}
     report["python"] = f"{platform.python_implementation()} {platform.python_version()}{_gil()}"
     report["system"] = f"{platform.system()} {platform.machine()}"
     report["memory"] = format_size(system)
-    report["device"] = f"{mx.default_device()} {info.get('device_name', '')}".strip()
+    try:
+        report |= _device(system)
+    except ImportError as error:
+        report["device"] = no_mlx(error)
+    report["SystemMemoryPressure threshold"] = SystemMemoryPressure().threshold
+    return report
+
+
+def _device(system: int) -> dict[str, Any]:
+    """What MLX says, and what the limits' defaults are with it."""
+    import mlx.core as mx
+
+    from kvcache.memory.limits import device_memory, resolve_max_buffers
+    from kvcache.sizes import format_size
+
+    info = mx.device_info()
+    report: dict[str, Any] = {"device": f"{mx.default_device()} {info.get('device_name', '')}".strip()}
     recommended = device_memory(info)
     report["device memory"] = "not reported" if recommended is None else format_size(recommended)
     report["resource limit"] = info.get("resource_limit", "not reported")
@@ -64,7 +79,6 @@ def examine() -> dict[str, Any]:
     buffers = resolve_max_buffers(None, info)
     report["max_buffers by default"] = "no limit" if buffers is None else buffers
     report["memory_limit=0.75 means"] = format_size(int((recommended or system) * 0.75))
-    report["SystemMemoryPressure threshold"] = SystemMemoryPressure().threshold
     return report
 
 
