@@ -103,12 +103,11 @@ def commands(block: str) -> Iterator[tuple[str, str]]:
 
 def compare(shown: str, printed: str) -> str | None:
     """What differs; None where the page shows what is printed."""
-    pattern = "\n".join(
-        r"(?:.*\n)*?.*" if line.strip() == "…" else r".*".join(map(re.escape, line.rstrip().split("…")))
+    pattern = "".join(
+        r"(?:.*\n)*" if line.strip() == "…" else r".*".join(map(re.escape, line.rstrip().split("…"))) + r"\n"
         for line in shown.rstrip().splitlines()
     )
-    lines = "\n".join(line.rstrip() for line in printed.rstrip().splitlines())
-    if re.fullmatch(pattern, lines):
+    if re.fullmatch(pattern, "".join(f"{line.rstrip()}\n" for line in printed.rstrip().splitlines())):
         return None
     return f"the page shows\n{shown}\nand what is printed is\n{printed}"
 

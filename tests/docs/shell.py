@@ -42,8 +42,7 @@ class Shell:
         for server in self._servers:
             server.terminate()
         for server in self._servers:
-            code = server.wait(SECONDS)
-            assert code == 0, f"the server ended with {code}\n" + (self._folder / "server.log").read_text()
+            server.wait(SECONDS)
 
     def run(self, line: str) -> str:
         """What the command prints on stdout. One that fails raises."""
