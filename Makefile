@@ -11,20 +11,21 @@ LOCK   := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
           --no-emit-find-links --no-header $(LOCK_ARGS)
 TRACES ?= ../shared/traces
 DIST   ?= dist
+OLDEST := target/oldest
 # Reference BLAS in the Linux CPU wheel of MLX is 90 times slower than OpenBLAS; used where it is installed.
 OPENBLAS := $(shell ldconfig -p 2>/dev/null | awk '/libopenblas\.so\.0/ {print $$NF; exit}')
 PRELOAD  := $(if $(OPENBLAS),LD_PRELOAD=$(OPENBLAS),)
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name 'Cargo.toml') Cargo.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-rust test-python lint format docs lock bench bench-memory bench-hit-rates bench-peers bench-segments bench-server bench-ranks profile wheel clean openblas
+.PHONY: help build demo test test-rust test-python test-parallel test-stress test-oldest lint format docs lock bench bench-memory bench-hit-rates bench-peers bench-segments bench-server bench-ranks profile wheel clean openblas
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: $(VENV)/.built  ## environment in .venv, release build of the extension
 
-$(VENV)/.created: $(wildcard requirements/*.txt)
+$(VENV)/.created: requirements/dev.txt requirements/cpu.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --require-hashes $(LOCKS)
 	$(if $(filter cuda%,$(KVCACHE_DEVICE)),$(BIN)/python -m pip install --quiet \
@@ -39,6 +40,7 @@ lock:  ## resolve requirements/ anew; LOCK_ARGS=--upgrade takes newer versions
 	$(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet "uv>=0.9"
 	$(LOCK) --extra dev --extra bench --extra docs --output-file requirements/dev.txt pyproject.toml
 	$(LOCK) --constraints requirements/dev.txt --output-file requirements/cpu.txt requirements/cpu.in
+	$(LOCK) --resolution lowest-direct --extra dev --extra cpu --output-file requirements/oldest.txt pyproject.toml
 
 openblas:  ## Debian and Ubuntu, as root: install OpenBLAS, which `demo` and `test` then preload
 	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq libopenblas0-pthread
@@ -53,6 +55,23 @@ test-rust:
 
 test-python: build
 	$(PRELOAD) $(BIN)/python -m pytest tests $(PYTEST_ARGS)
+
+test-parallel: build  ## the Python suite, each test by two threads at once where it can be
+	$(PRELOAD) $(BIN)/python -m pytest tests --parallel-threads=2 -m "not real_model" $(PYTEST_ARGS)
+
+test-stress: build  ## eight threads, 10,000 random operations each, on one cache and on one index
+	KVCACHE_STRESS_OPERATIONS=10000 $(PRELOAD) $(BIN)/python -m pytest tests/test_stress.py tests/test_stress_index.py $(PYTEST_ARGS)
+
+$(OLDEST)/.created: requirements/oldest.txt
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --require-hashes -r requirements/oldest.txt
+	@touch $@
+
+test-oldest: $(OLDEST)/.created  ## the wheel with the oldest versions that pyproject.toml allows
+	rm -rf $(OLDEST)/dist
+	$(MAKE) wheel DIST=$(OLDEST)/dist
+	$(OLDEST)/bin/python -m pip install --quiet --no-deps --force-reinstall $(OLDEST)/dist/*.whl
+	$(PRELOAD) $(OLDEST)/bin/python -m pytest tests -m "not real_model" --ignore tests/shipping $(PYTEST_ARGS)
 
 lint: build  ## rustfmt, clippy, ruff, mypy strict, stubtest of the extension's stub
 	cargo fmt --all --check

@@ -12,7 +12,7 @@ from packaging.version import Version
 
 from tests.shipping.conftest import ROOT
 
-LOCKS = ("dev.txt", "cpu.txt")
+LOCKS = ("dev.txt", "cpu.txt", "oldest.txt")
 PIN = re.compile(
     r"^([a-z0-9-]+)==(\S+)(?: ; ([^\\\n]+?))? \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)",
     re.MULTILINE,
@@ -65,3 +65,14 @@ def test_crates_come_from_crates_io(name: str) -> None:
     sources = {package["source"] for package in packages if "source" in package}
     assert sources <= {"registry+https://github.com/rust-lang/crates.io-index"}
     assert all("checksum" in package for package in packages if "source" in package)
+
+
+def test_the_oldest_is_as_old_as_pyproject_allows() -> None:
+    """`make test-oldest` would otherwise test something newer than what is promised."""
+    oldest = _pins("oldest.txt")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for line in project["dependencies"]:
+        requirement = Requirement(line)
+        (version,) = oldest[canonicalize_name(requirement.name)]
+        lowest = [Version(part.version) for part in requirement.specifier if part.operator == ">="]
+        assert [version] == lowest, line
