@@ -13,6 +13,7 @@ project = "kvcache"
 # The workspace's Cargo.toml has the version; the extension module carries it here.
 version = release = kvcache.__version__
 html_title = f"kvcache {release}"
+highlight_language = "text"
 html_theme = "furo"
 html_theme_options = {"navigation_with_keys": True}
 html_static_path = ["_static"]
@@ -31,7 +32,7 @@ extensions = [
     "tree_drawing",
 ]
 exclude_patterns = ["_build"]
-myst_enable_extensions = ["colon_fence", "fieldlist"]
+myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
