@@ -12,13 +12,15 @@ LOCK   := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 TRACES ?= ../shared/traces
 DIST   ?= dist
 OLDEST := target/oldest
+WHEEL_PYTHON ?= $(PYTHON)
+FREE_PYTHON ?= python3.14t
 # Reference BLAS in the Linux CPU wheel of MLX is 90 times slower than OpenBLAS; used where it is installed.
 OPENBLAS := $(shell ldconfig -p 2>/dev/null | awk '/libopenblas\.so\.0/ {print $$NF; exit}')
 PRELOAD  := $(if $(OPENBLAS),LD_PRELOAD=$(OPENBLAS),)
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name 'Cargo.toml') Cargo.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-rust test-python test-parallel test-stress test-oldest lint format docs lock bench bench-memory bench-hit-rates bench-peers bench-segments bench-server bench-ranks profile wheel clean openblas
+.PHONY: help build demo test test-rust test-python test-parallel test-stress test-oldest test-wheel test-freethreaded lint format docs lock bench bench-memory bench-hit-rates bench-peers bench-segments bench-server bench-ranks profile wheel clean openblas
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,6 +74,23 @@ test-oldest: $(OLDEST)/.created  ## the wheel with the oldest versions that pypr
 	$(MAKE) wheel DIST=$(OLDEST)/dist
 	$(OLDEST)/bin/python -m pip install --quiet --no-deps --force-reinstall $(OLDEST)/dist/*.whl
 	$(PRELOAD) $(OLDEST)/bin/python -m pytest tests -m "not real_model" --ignore tests/shipping $(PYTEST_ARGS)
+
+# The files that need no MLX, so that they run wherever a wheel can be installed.
+test-wheel:  ## tests of the index on a built wheel: WHEEL=dist/….whl WHEEL_PYTHON=python3.14t
+	rm -rf target/wheel-env
+	$(WHEEL_PYTHON) -m venv target/wheel-env
+	target/wheel-env/bin/python -m pip install --quiet --no-deps $(WHEEL)
+	target/wheel-env/bin/python -m pip install --quiet hypothesis loguru numpy psutil pytest pytest-timeout
+	env $$(target/wheel-env/bin/python -c 'import sysconfig as s; print("PYTHON_GIL=0" * bool(s.get_config_var("Py_GIL_DISABLED")))') \
+	  target/wheel-env/bin/python -m pytest tests/test_index.py tests/test_stress_index.py $(PYTEST_ARGS)
+
+test-freethreaded:  ## PrefixIndex without the GIL; FREE_PYTHON names a free-threaded interpreter
+	$(FREE_PYTHON) -m venv target/freethreaded/env
+	target/freethreaded/env/bin/python -m pip install --quiet "maturin>=1.16,<2"
+	rm -rf target/freethreaded/dist
+	target/freethreaded/env/bin/maturin build --release --locked --no-default-features \
+	  --interpreter target/freethreaded/env/bin/python --target-dir target/freethreaded --out target/freethreaded/dist
+	$(MAKE) test-wheel WHEEL_PYTHON=$(FREE_PYTHON) WHEEL="$$(echo target/freethreaded/dist/*.whl)"
 
 lint: build  ## rustfmt, clippy, ruff, mypy strict, stubtest of the extension's stub
 	cargo fmt --all --check

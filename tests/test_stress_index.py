@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import sysconfig
 from collections import Counter
 from random import Random
 
@@ -81,8 +83,10 @@ def test_tokens_that_another_thread_changes_while_they_are_read() -> None:
     index.validate()
 
 
-@pytest.mark.skipif(
-    getattr(sys, "_is_gil_enabled", lambda: True)(), reason="this interpreter runs with its GIL"
-)
+@pytest.mark.skipif(not sysconfig.get_config_var("Py_GIL_DISABLED"), reason="an interpreter with a GIL")
 def test_the_extension_does_not_bring_the_gil_back() -> None:
-    assert not sys._is_gil_enabled()
+    code = "import sys, kvcache; print(sys._is_gil_enabled())"
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHON_GIL"}
+    command = [sys.executable, "-W", "error", "-c", code]
+    result = subprocess.run(command, env=environ, check=True, capture_output=True, text=True, timeout=60)
+    assert result.stdout.strip() == "False"
