@@ -32,7 +32,8 @@ extensions = [
     "tree_drawing",
 ]
 exclude_patterns = ["_build"]
-myst_enable_extensions = ["deflist"]
+myst_enable_extensions = ["deflist", "substitution"]
+myst_substitutions = {"release": release}
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
