@@ -43,6 +43,8 @@ PLOTS = (
 )
 OURS = "#d62728"
 LIMIT = "#7f7f7f"
+OTHERS = ["#1f77b4", "#ff7f0e", "#2ca02c", "#9467bd", "#8c564b", "#17becf"]
+DASHED = {"kvcache, list", "kvcache, index_bytes"}
 
 
 def draw(folder: Path, rust: list[Line], python: list[Line]) -> None:
@@ -52,6 +54,7 @@ def draw(folder: Path, rust: list[Line], python: list[Line]) -> None:
         if not lines:
             continue
         figure, axes = plt.subplots(figsize=(7.5, 4.6), layout="constrained")
+        axes.set_prop_cycle(color=OTHERS)
         curves(axes, lines, factor)
         axes.set(xscale="log", yscale="log", xlabel=x, ylabel=y, title=title)
         axes.grid(visible=True, which="major", alpha=0.3)
@@ -72,9 +75,8 @@ def curves(axes: Axes, lines: Iterable[Line], factor: float | None) -> None:
     for name, points in found.items():
         xs, ys = zip(*sorted(points), strict=True)
         if name.startswith("kvcache"):
-            axes.plot(
-                xs, ys, "o-", label=name, linewidth=2.2, color=OURS, alpha=1 if "," not in name else 0.6
-            )
+            style = "o--" if name in DASHED else "o-"
+            axes.plot(xs, ys, style, label=name, linewidth=2.2, color=OURS)
         elif name.startswith("mem"):
             axes.plot(xs, ys, "--", label=f"{name} (limit)", color=LIMIT)
         else:
