@@ -99,11 +99,6 @@ def test_a_page_that_is_wrong_fails(text: str, error: type[Exception], shell: Sh
         run(str(page), shell)
 
 
-def test_no_block_hides_in_a_directive() -> None:
-    for name in PAGES:
-        assert not any("```" in content for language, content in fences(name) if language.startswith("{"))
-
-
 def test_the_tree_of_files_is_there() -> None:
     (tree,) = (content for language, content in fences("CONTRIBUTING.md") if not language)
     paths = list(tree_of_files(tree))
