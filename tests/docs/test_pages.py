@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +98,17 @@ def test_a_page_that_is_wrong_fails(text: str, error: type[Exception], shell: Sh
     page.write_text(f"# A page\n\n{text}\n")
     with pytest.raises(error):
         run(str(page), shell)
+
+
+def test_every_make_target_that_is_named_exists(shell: Shell) -> None:
+    named = {
+        target
+        for name in PAGES
+        for target in re.findall(r"`make ([a-z-]+)", (ROOT / name).read_text(encoding="utf-8"))
+    }
+    assert len(named) > 5
+    for target in named:
+        shell.run(f"make {target}")
 
 
 def test_the_tree_of_files_is_there() -> None:
