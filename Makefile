@@ -58,8 +58,9 @@ test-rust:
 test-python: build
 	$(PRELOAD) $(BIN)/python -m pytest tests $(PYTEST_ARGS)
 
-test-parallel: build  ## the Python suite, each test by two threads at once where it can be
-	$(PRELOAD) $(BIN)/python -m pytest tests --parallel-threads=2 -m "not real_model" $(PYTEST_ARGS)
+test-parallel: build  ## each test by four threads at once, where several can run it (tests/support/sharing.py)
+	$(PRELOAD) $(BIN)/python -m pytest tests -p pytest_run_parallel.plugin --parallel-threads=4 \
+	  --skip-thread-unsafe=true -m "not real_model" $(PYTEST_ARGS)
 
 test-stress: build  ## eight threads, 10,000 random operations each, on one cache and on one index
 	KVCACHE_STRESS_OPERATIONS=10000 $(PRELOAD) $(BIN)/python -m pytest tests/test_stress.py tests/test_stress_index.py $(PYTEST_ARGS)

@@ -52,3 +52,15 @@ def exact_allocator() -> Iterator[None]:
     mx.clear_cache()
     yield
     mx.set_cache_limit(limit)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """`make test-parallel` has each test run by several threads at once, except where that cannot be."""
+    if config.getoption("parallel_threads", 1) in (1, "1"):
+        return
+    from tests.support.sharing import why_not
+
+    for item in items:
+        reason = why_not(item)
+        if reason is not None:
+            item.add_marker(pytest.mark.thread_unsafe(reason=reason))

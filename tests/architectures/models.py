@@ -37,7 +37,8 @@ def build(architecture: str, dtype: mx.Dtype = mx.float32, seed: int = 0, **chan
     # Some weights begin as zeros or ones, which would hide what depends on them.
     model.update(tree_map(_stir, model.parameters()))
     model.eval()
-    mx.eval(model.parameters())
+    # Constants that are no parameters too: what is still lazy can be evaluated by this thread only.
+    mx.eval([value for module in model.modules() for value in module.values() if isinstance(value, mx.array)])
     return model
 
 
