@@ -135,11 +135,12 @@ bench-peers: build  ## prefix indexes of other projects beside ours; writes benc
 	-$(BIN)/python -m pip install --quiet --no-deps --target target/peers/python vllm-mlx
 	$(BIN)/python -m benches.peers
 
-# Panics name source files: those of the dependencies without the builder's home. The sdist is built first
-# and the wheel from it, so what is missing in the sdist is noticed.
+# Panics name source files: those of the dependencies without the builder's home. `--sdist` would build the
+# wheel from the unpacked sdist, whose files are all of one date, and Cargo would take them for built already.
 wheel: $(VENV)/.created  ## abi3 wheel and sdist in dist/
-	RUSTFLAGS="--remap-path-prefix=$${CARGO_HOME:-$$HOME/.cargo}=cargo" $(BIN)/maturin build --release --locked \
-	  --strip --sdist --target-dir target/wheel --out $(DIST)
+	RUSTFLAGS="--remap-path-prefix=$${CARGO_HOME:-$$HOME/.cargo}=cargo --remap-path-prefix=$(CURDIR)=kvcache" \
+	  $(BIN)/maturin build --release --locked --strip --target-dir target/wheel --out $(DIST)
+	$(BIN)/maturin sdist --out $(DIST)
 
 clean:  ## remove build outputs, keep .venv
 	cargo clean
