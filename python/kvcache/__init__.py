@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
-from kvcache._core import PrefixIndex, __version__
+from kvcache._core import POLICIES, PrefixIndex, __version__
 from kvcache.errors import (
     AllocationError,
     ClosedError,
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from kvcache.session import Session
 
 __all__ = [
+    "POLICIES",
     "AllocationError",
     "ClosedError",
     "ConfigError",

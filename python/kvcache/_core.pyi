@@ -1,6 +1,7 @@
 from typing import Any, Final, Literal, TypeAlias, final
 
 __all__ = [
+    "POLICIES",
     "Acquired",
     "CacheIndex",
     "Committed",
@@ -17,6 +18,7 @@ __all__ = [
 ]
 
 __version__: Final[str]
+POLICIES: Final[tuple[str, ...]]
 
 _Span: TypeAlias = tuple[int, int, bytes]
 
@@ -160,7 +162,12 @@ class IndexStats:
 @final
 class PrefixIndex:
     def __new__(
-        cls, *, max_bytes: int | None = None, max_buffers: int | None = None, segment_tokens: int = 1024
+        cls,
+        *,
+        max_bytes: int | None = None,
+        max_buffers: int | None = None,
+        segment_tokens: int = 1024,
+        policy: str = "lru",
     ) -> PrefixIndex: ...
     def match_prefix(self, tokens: Any, *, namespace: str = "", touch: bool = True) -> Match: ...
     def insert(self, tokens: Any, *, namespace: str = "", bytes_per_token: int = 1) -> Inserted: ...
@@ -172,7 +179,13 @@ class PrefixIndex:
 @final
 class CacheIndex:
     def __new__(
-        cls, *, max_bytes: int | None, max_buffers: int | None, segment_tokens: int, max_checkpoints: int
+        cls,
+        *,
+        max_bytes: int | None,
+        max_buffers: int | None,
+        segment_tokens: int,
+        max_checkpoints: int,
+        policy: str,
     ) -> CacheIndex: ...
     def lookup(self, tokens: Tokens, namespace: str, media: list[_Span], limit: int) -> Match: ...
     def acquire(self, tokens: Tokens, namespace: str, media: list[_Span], limit: int) -> Acquired: ...

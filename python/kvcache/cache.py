@@ -50,6 +50,8 @@ class KVPrefixCache:
         pressure: Another source of memory pressure, e.g. ``SystemMemoryPressure()``.
         segment_tokens: Tokens of a segment at most.
         max_checkpoints: Checkpoints kept along one unbranched path.
+        policy: Which segment or checkpoint is evicted next, one of ``kvcache.POLICIES``.
+            ``kvcache replay --policy`` says how each does on your traffic.
         gc: ``"always"`` collects in every eviction cycle; ``"auto"`` only where dropping the
             references alone did not free what the ledger said.
         clock: Seconds; read at each use, only ``evict_idle`` looks at it.
@@ -72,6 +74,7 @@ class KVPrefixCache:
         pressure: PressureSource | None = None,
         segment_tokens: int = 1024,
         max_checkpoints: int = 8,
+        policy: str = "lru",
         gc: GcPolicy = "always",
         clock: Callable[[], float] = time.monotonic,
         group: mx.distributed.Group | None = None,
@@ -84,12 +87,15 @@ class KVPrefixCache:
             raise TypeError(f"group must be an mx.distributed.Group, found {type(group).__name__}")
         _whole("segment_tokens", segment_tokens)
         _whole("max_checkpoints", max_checkpoints)
+        if not isinstance(policy, str):
+            raise TypeError(f"policy must be a str, found {type(policy).__name__}")
         info = mx.device_info()
         index = CacheIndex(
             max_bytes=None if max_bytes is None else parse_size(max_bytes, "max_bytes"),
             max_buffers=resolve_max_buffers(max_buffers, info),
             segment_tokens=segment_tokens,
             max_checkpoints=max_checkpoints,
+            policy=policy,
         )
         system = psutil.virtual_memory().total
         limits = MemoryLimits(resolve_memory_limit(memory_limit, info, system), pressure)

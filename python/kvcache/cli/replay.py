@@ -47,7 +47,7 @@ class _Budgets(argparse.Action):
 
 
 def _policies(text: str) -> list[str]:
-    from kvcache.replay.simulate import POLICIES
+    from kvcache import POLICIES
 
     names = list(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
@@ -88,7 +88,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     size.add_argument("--bytes-per-token", type=_number, metavar="N", help="bytes of KV that a token takes")
     size.add_argument("--model", type=Path, metavar="PATH", help="work that out from a model's config.json")
     parser.add_argument(
-        "--policy", type=_policies, default=["lru"], metavar="NAMES", help="with commas; there is: lru"
+        "--policy",
+        type=_policies,
+        default=["lru"],
+        metavar="NAMES",
+        help="orders of eviction, with commas (lru; an unknown one lists them all)",
     )
     parser.add_argument(
         "--segment-tokens", type=_number, default=1024, metavar="N", help="the grain of eviction (1024)"

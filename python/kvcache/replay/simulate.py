@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from kvcache._core import PrefixIndex
+from kvcache._core import POLICIES, PrefixIndex
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvcache.replay.traces import Trace
 
-POLICIES: Final = ("lru",)
 _MOST_BYTES: Final = 2**62
 
 
@@ -41,18 +40,22 @@ def replay(
     max_bytes: int,
     bytes_per_token: int,
     segment_tokens: int,
+    policy: str = "lru",
     tick: Callable[[], None] = lambda: None,
 ) -> Outcome:
-    """Runs all requests through an empty index under LRU.
+    """Runs all requests through an empty index.
 
     Args:
         trace: The requests.
         max_bytes: Budget.
         bytes_per_token: What a token takes of it.
         segment_tokens: The grain of eviction.
+        policy: The order of eviction, out of `POLICIES`.
         tick: Called after each request.
     """
-    index = PrefixIndex(max_bytes=min(max_bytes, _MOST_BYTES), segment_tokens=segment_tokens)
+    index = PrefixIndex(
+        max_bytes=min(max_bytes, _MOST_BYTES), segment_tokens=segment_tokens, policy=policy
+    )
     hits = saved = evictions = evicted_tokens = cut = 0
     for tokens in trace.prompts():
         found = index.match_prefix(tokens).length

@@ -89,7 +89,7 @@ def study(
     Args:
         trace: The requests.
         budgets: Those in bytes need `bytes_per_token`.
-        policies: Names out of `simulate.POLICIES`.
+        policies: Names out of `kvcache.POLICIES`.
         segment_tokens: The grain of eviction.
         bytes_per_token: None where unknown.
         begin: Told what is done now.
@@ -108,7 +108,12 @@ def study(
         optimal = optimum.hit_tokens(tokens, tick)
         for policy in policies:
             outcome = replay(
-                trace, max_bytes=nbytes, bytes_per_token=size, segment_tokens=segment_tokens, tick=tick
+                trace,
+                max_bytes=nbytes,
+                bytes_per_token=size,
+                segment_tokens=segment_tokens,
+                policy=policy,
+                tick=tick,
             )
             known = None if bytes_per_token is None else nbytes
             rows.append(Row(budget.text, policy, tokens, known, outcome, optimal))

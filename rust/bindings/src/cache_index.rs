@@ -48,14 +48,15 @@ impl<'a> Request<'a> {
 #[pymethods]
 impl CacheIndex {
     #[new]
-    #[pyo3(signature = (*, max_bytes, max_buffers, segment_tokens, max_checkpoints))]
+    #[pyo3(signature = (*, max_bytes, max_buffers, segment_tokens, max_checkpoints, policy))]
     fn new(
         max_bytes: Option<i64>,
         max_buffers: Option<i64>,
         segment_tokens: i64,
         max_checkpoints: i64,
+        policy: &str,
     ) -> PyResult<Self> {
-        let limits = limits(max_bytes, max_buffers, segment_tokens, max_checkpoints)?;
+        let limits = limits(max_bytes, max_buffers, segment_tokens, max_checkpoints, policy)?;
         Ok(Self(Mutex::new(core::PrefixIndex::new(limits))))
     }
 

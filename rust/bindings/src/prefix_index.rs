@@ -23,6 +23,7 @@ pub(crate) fn limits(
     max_buffers: Option<i64>,
     segment_tokens: i64,
     max_checkpoints: i64,
+    policy: &str,
 ) -> PyResult<core::Limits> {
     let positive = |name: &str, value: i64| {
         let usable = usize::try_from(value).ok().filter(|value| *value > 0);
@@ -39,6 +40,10 @@ pub(crate) fn limits(
         max_buffers: limit("max_buffers", max_buffers, default.max_buffers)?,
         segment_tokens: positive("segment_tokens", segment_tokens)?,
         max_checkpoints: positive("max_checkpoints", max_checkpoints)?,
+        policy: core::Policy::named(policy).ok_or_else(|| {
+            let known: Vec<&str> = core::Policy::ALL.into_iter().map(core::Policy::name).collect();
+            ConfigError::new_err(format!("policy must be one of {}, found {policy:?}", known.join(", ")))
+        })?,
     })
 }
 
@@ -67,12 +72,17 @@ pub(crate) fn not_negative(name: &str, value: i64) -> PyResult<u64> {
 impl PrefixIndex {
     #[new]
     #[pyo3(
-        signature = (*, max_bytes = None, max_buffers = None, segment_tokens = Size(1024)),
-        text_signature = "(*, max_bytes=None, max_buffers=None, segment_tokens=1024)"
+        signature = (*, max_bytes = None, max_buffers = None, segment_tokens = Size(1024), policy = "lru"),
+        text_signature = "(*, max_bytes=None, max_buffers=None, segment_tokens=1024, policy='lru')"
     )]
-    fn new(max_bytes: Option<Size>, max_buffers: Option<Size>, segment_tokens: Size) -> PyResult<Self> {
+    fn new(
+        max_bytes: Option<Size>,
+        max_buffers: Option<Size>,
+        segment_tokens: Size,
+        policy: &str,
+    ) -> PyResult<Self> {
         let (max_bytes, max_buffers) = (max_bytes.map(|size| size.0), max_buffers.map(|size| size.0));
-        let limits = limits(max_bytes, max_buffers, segment_tokens.0, 1)?;
+        let limits = limits(max_bytes, max_buffers, segment_tokens.0, 1, policy)?;
         Ok(Self(Mutex::new(core::PrefixIndex::new(limits))))
     }
 
@@ -116,7 +126,8 @@ impl PrefixIndex {
         Inserted::new(py, inserted)
     }
 
-    /// Evicts the shortest run of the LRU order that has `nbytes`. O(1) amortised for each segment.
+    /// Evicts the shortest run of the order of eviction that has `nbytes`. Each segment takes O(1)
+    /// amortised under LRU, O(log segments) under other policies.
     fn evict(&self, nbytes: Size) -> PyResult<Evicted> {
         let need = core::Need { nbytes: not_negative("nbytes", nbytes.0)?, ..core::Need::default() };
         Ok(lock(&self.0)?.evict(need).into())

@@ -23,7 +23,10 @@ impl PrefixIndex {
                 && gone.amount.tokens >= need.tokens
                 && units >= need.units
         };
-        let mut order = self.trees.lru.iter(&self.trees.arena);
+        let mut order: Box<dyn Iterator<Item = NodeId>> = match &self.trees.ranked {
+            None => Box::new(self.trees.lru.iter(&self.trees.arena)),
+            Some(ranked) => Box::new(ranked.ahead(&self.trees)),
+        };
         while !reached(&gone, units) {
             let Some(id) = order.next() else { break };
             self.count_unit(id, &mut gone);

@@ -57,23 +57,27 @@ impl PrefixIndex {
         let sequences = self.sequences();
         // Ranks rely on the count; debug builds hold every eviction of every test against it.
         let counted = cfg!(debug_assertions).then(|| self.count_units(need));
-        let dropped = self.evict_while(|index, gone| {
-            gone.amount.nbytes < need.nbytes
-                || gone.amount.buffers < need.buffers
-                || gone.amount.tokens < need.tokens
-                || gone.units < need.units
-                || sequences - index.sequences() < need.sequences
-        });
+        let dropped = self.evict_while(
+            |index| index.trees.next(),
+            |index, gone| {
+                gone.amount.nbytes < need.nbytes
+                    || gone.amount.buffers < need.buffers
+                    || gone.amount.tokens < need.tokens
+                    || gone.units < need.units
+                    || sequences - index.sequences() < need.sequences
+            },
+        );
         debug_assert!(need.sequences > 0 || counted.is_none_or(|counted| counted == dropped.units));
         dropped
     }
 
     /// Evicts units last used at or before `stamp`.
     pub fn evict_idle(&mut self, stamp: u64) -> Dropped {
-        self.evict_while(|index, _| {
+        let idle = |index: &Self| {
             let oldest = index.trees.lru.oldest();
-            oldest.is_some_and(|id| index.trees.arena[id].links.stamp <= stamp)
-        })
+            oldest.filter(|id| index.trees.arena[*id].links.stamp <= stamp)
+        };
+        self.evict_while(idle, |_, _| true)
     }
 
     /// Makes room for `nbytes` and `buffers` under the limits. `None`, and nothing evicted, where
@@ -109,17 +113,24 @@ impl PrefixIndex {
         }
     }
 
-    fn evict_while(&mut self, mut more: impl FnMut(&Self, &Dropped) -> bool) -> Dropped {
+    fn evict_while(
+        &mut self,
+        next: impl Fn(&Self) -> Option<NodeId>,
+        mut more: impl FnMut(&Self, &Dropped) -> bool,
+    ) -> Dropped {
         let mut dropped = Dropped::default();
         while more(self, &dropped) {
-            let Some(oldest) = self.trees.lru.oldest() else { break };
-            self.evict_unit(oldest, &mut dropped);
+            let Some(next) = next(self) else { break };
+            self.evict_unit(next, &mut dropped);
         }
         dropped
     }
 
     fn evict_unit(&mut self, id: NodeId, dropped: &mut Dropped) {
         let tree = self.trees.arena[id].tree;
+        if let Some(ranked) = &mut self.trees.ranked {
+            ranked.evicted(&self.trees.arena, id);
+        }
         if self.trees.checkpointed(id) {
             self.trees.remove_checkpoint(id, dropped);
             self.trees.prune(id, dropped);

@@ -32,7 +32,7 @@ impl Leases {
             if trees.arena[node].leases == 0 {
                 trees.ledger.lease(segment_amount(&trees.arena[node]));
                 if !trees.checkpointed(node) {
-                    trees.lru.remove(&mut trees.arena, node);
+                    trees.unlist(node);
                 }
             }
             trees.arena[node].leases += 1;
@@ -44,7 +44,7 @@ impl Leases {
             if checkpoint.leases == 1 {
                 let amount = checkpoint_amount(checkpoint);
                 trees.ledger.lease(amount);
-                trees.lru.remove(&mut trees.arena, node);
+                trees.unlist(node);
             }
         }
         self.live.insert(id, lease);
@@ -59,13 +59,13 @@ impl Leases {
         let (nodes, checkpoint) = count_down(trees, &lease);
         if checkpointed {
             if let Some(node) = checkpoint {
-                trees.lru.push(&mut trees.arena, node, stamp);
+                trees.list(node, stamp);
             }
             trees.prune(lease.node, &mut dropped);
             trees.remove_if_empty(lease.tree);
         } else {
             for node in nodes {
-                trees.lru.push(&mut trees.arena, node, stamp);
+                trees.list(node, stamp);
             }
         }
         dropped

@@ -2,6 +2,7 @@
 
 use crate::index::PrefixIndex;
 use crate::ledger::LabelAmount;
+use crate::policy::Ranked;
 use crate::store::{Draft, Pending};
 
 /// Figures of all trees, or of one namespace's.
@@ -108,6 +109,7 @@ impl PrefixIndex {
             + self.trees.forest.bytes()
             + self.trees.ledger.bytes()
             + self.leases.bytes()
+            + self.trees.ranked.as_ref().map_or(0, Ranked::bytes)
             + self.media.bytes()
             + self.plans.allocation_size()
             + self.drafts.allocation_size()
