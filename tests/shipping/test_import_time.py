@@ -1,21 +1,24 @@
-"""`import kvcache` costs an application next to nothing."""
+"""`import kvcache` costs an application next to nothing.
+
+Time is the processor's: on an idle machine the clock says the same, on a busy one it says what others do.
+"""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-import time
 
 import pytest
 
 LIMIT = 0.1
-# As many as it takes on a machine that is busy.
+# As many as it takes where several processes share a core.
 RUNS = 25
 PROGRAM = """
-from time import perf_counter
-begin = perf_counter()
+from time import process_time
+begin = process_time()
 import kvcache
-end = perf_counter()
+end = process_time()
 import sys
 assert not {"mlx", "mlx_lm", "transformers", "numpy", "rich", "prometheus_client"} & set(sys.modules)
 print(end - begin)
@@ -24,16 +27,20 @@ print(end - begin)
 
 def _run(code: str) -> tuple[float, str]:
     """Seconds of a whole process, and what it printed."""
-    begin = time.perf_counter()
-    result = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
-    )
-    return time.perf_counter() - begin, result.stdout
+    before = os.times()
+    result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
+    after = os.times()
+    seconds = after.children_user + after.children_system - before.children_user - before.children_system
+    return seconds, result.stdout
 
 
 def test_importing_takes_at_most_100_ms() -> None:
-    """The fastest of several runs: others that use the machine only make it slower."""
-    assert any(float(_run(PROGRAM)[1]) <= LIMIT for _ in range(RUNS))
+    seconds = []
+    for _ in range(RUNS):
+        seconds.append(float(_run(PROGRAM)[1]))
+        if seconds[-1] <= LIMIT:
+            return
+    pytest.fail(f"{min(seconds):.3f} s at best")
 
 
 def test_a_process_that_imports_it_is_at_most_as_much_slower() -> None:
