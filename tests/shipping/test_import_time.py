@@ -28,7 +28,9 @@ print(end - begin)
 def _run(code: str) -> tuple[float, str]:
     """Seconds of a whole process, and what it printed."""
     before = os.times()
-    result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
+    )
     after = os.times()
     seconds = after.children_user + after.children_system - before.children_user - before.children_system
     return seconds, result.stdout
