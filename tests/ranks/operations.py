@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any, Final
 import mlx.core as mx
 import numpy as np
 
-from kvcache import AllocationError, Eviction, KVPrefixCache, MediaSpan, RankError, TokenError
+from kvcache import (
+    POLICIES,
+    AllocationError,
+    Eviction,
+    KVPrefixCache,
+    MediaSpan,
+    RankError,
+    TokenError,
+)
 from tests.ranks.faulty import Pressure, SourceError, failing
 from tests.ranks.shapes import models, random_prompt
 
@@ -125,6 +133,7 @@ class Calls:
             group=group,
             segment_tokens=5,
             max_checkpoints=3,
+            policy=POLICIES[(seed - 1) % len(POLICIES)],
             clock=lambda: self.now,
             pressure=None if calm else self.pressure,
             **limits,
