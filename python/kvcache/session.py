@@ -172,7 +172,11 @@ class Session:
         self._checkpoint(at)
 
     def append(self, token: int) -> None:
-        """Notes a generated token, after it was run. The key grows by it."""
+        """Notes a generated token, after it was run. The key grows by it.
+
+        Raises:
+            TypeError: The token is no integer.
+        """
         self._appended.append(integer(token))
         self._note(len(self._key) + len(self._appended))
 

@@ -96,7 +96,7 @@ impl PrefixIndex {
     ) -> Result<Match, Error> {
         let (found, place) = self.find(namespace, query, limit)?;
         if touch.is_some() {
-            self.asked();
+            self.asked(query);
         }
         if let (Some(place), Some(stamp)) = (place, touch) {
             let stamp = self.tick(stamp);
@@ -120,7 +120,7 @@ impl PrefixIndex {
         limit: usize,
     ) -> Result<(Match, Scope), Error> {
         let (found, place) = self.find(namespace, query, limit)?;
-        self.asked();
+        self.asked(query);
         let scope = place.map_or_else(Scope::default, |place| self.lease(place, found.length));
         Ok((found, scope))
     }
@@ -137,7 +137,7 @@ impl PrefixIndex {
         limit: usize,
     ) -> Result<(Match, Taken), Error> {
         let (found, place) = self.find(namespace, query, limit)?;
-        self.asked();
+        self.asked(query);
         let Some(mut place) = place else { return Ok((found, Taken::default())) };
         let mut scope = self.scope(place, found.length);
         let mut dropped = Dropped::default();
@@ -186,9 +186,9 @@ impl PrefixIndex {
     }
 
     /// A request looks something up.
-    fn asked(&mut self) {
+    fn asked(&mut self, query: &Query<'_>) {
         if let Some(ranked) = &mut self.trees.ranked {
-            ranked.request();
+            ranked.request(query.len());
         }
     }
 

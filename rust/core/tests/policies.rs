@@ -3,7 +3,7 @@
 mod common;
 
 use common::operations::config;
-use kvcache_core::{LayoutId, LeaseId, Limits, Need, Policy, PrefixIndex, Query};
+use kvcache_core::{LeaseId, Limits, Need, Policy, PrefixIndex, Query};
 use proptest::collection::vec;
 use proptest::prelude::*;
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class KVPrefixCache:
     """A prefix cache for exo's engine: the same methods, arguments in the same order.
 
-    What differs is for the better: a prefix that conversations share is held once and neither
+    What differs: a prefix that conversations share is held once and neither
     overwrites the other, an eviction takes as little as the pressure asks for and gives it back at
     once, media match only where both sides identify them, and ranks always make the same number of
     collectives.

@@ -52,8 +52,8 @@ class Fetched:
 class PromptCache:
     """A prompt cache for engines that call mlx-lm's ``LRUPromptCache``.
 
-    The methods and their arguments are the same. What differs is for the better: a fetch counts as
-    use, ``rest`` is never empty, a prefix that several sequences share is held once, an entry larger
+    The methods and their arguments are the same. What differs: a fetch counts as use,
+    ``rest`` is never empty, a prefix that several sequences share is held once, an entry larger
     than the limit pushes nothing out, and evicted memory is given back before the call returns. The
     cache types are labels for :meth:`stats_by_type`; they do not order evictions.
 

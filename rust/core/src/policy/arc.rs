@@ -5,23 +5,24 @@ use std::collections::VecDeque;
 
 use hashbrown::HashMap;
 
-use crate::policy::{Order, Standing, Unit, View};
+use crate::policy::{Chooser, Order, Standing, Unit, View};
 
 const ONCE: usize = 0;
 const AGAIN: usize = 1;
 
 /// Units found by no lookup yet, and units found by one. What was evicted is remembered by its
-/// hash, as much as is held: when it comes back, the list that it was missed from gets more room.
-#[derive(Debug, Default)]
+/// mark, as much as is held: when it comes back, the list that it was missed from gets more room.
+#[derive(Debug)]
 pub(crate) struct Arc {
     /// Tokens that units used once may have.
     target: u64,
+    share: u64,
     ghosts: [Ghosts; 2],
 }
 
 #[derive(Debug, Default)]
 struct Ghosts {
-    /// (hash, number), oldest first; what came back since leaves its place behind.
+    /// (mark, number), oldest first; what came back since leaves its place behind.
     queue: VecDeque<(u64, u64)>,
     live: HashMap<u64, Ghost>,
     tokens: u64,
@@ -36,21 +37,21 @@ struct Ghost {
 
 impl Ghosts {
     fn remember(&mut self, unit: Unit) {
-        self.forget(unit.hash);
+        self.forget(unit.mark);
         self.number += 1;
-        self.live.insert(unit.hash, Ghost { tokens: unit.tokens, number: self.number });
-        self.queue.push_back((unit.hash, self.number));
+        self.live.insert(unit.mark, Ghost { tokens: unit.tokens, number: self.number });
+        self.queue.push_back((unit.mark, self.number));
         self.tokens += u64::from(unit.tokens);
     }
 
-    fn forget(&mut self, hash: u64) -> bool {
-        let Some(ghost) = self.live.remove(&hash) else { return false };
+    fn forget(&mut self, mark: u64) -> bool {
+        let Some(ghost) = self.live.remove(&mark) else { return false };
         self.tokens -= u64::from(ghost.tokens);
         true
     }
 
-    fn is_live(live: &HashMap<u64, Ghost>, (hash, number): (u64, u64)) -> bool {
-        live.get(&hash).is_some_and(|ghost| ghost.number == number)
+    fn is_live(live: &HashMap<u64, Ghost>, (mark, number): (u64, u64)) -> bool {
+        live.get(&mark).is_some_and(|ghost| ghost.number == number)
     }
 
     /// Forgets the oldest until there are `most` tokens. Amortised O(1) for each ghost.
@@ -73,48 +74,72 @@ impl Ghosts {
     }
 }
 
+impl Arc {
+    /// Units used once may have this share of the room at most: one in `share`.
+    pub(super) fn with_share(share: u64) -> Self {
+        Self { share, ..Self::default() }
+    }
+}
+
+impl Default for Arc {
+    fn default() -> Self {
+        Self { target: 0, share: 1, ghosts: [Ghosts::default(), Ghosts::default()] }
+    }
+}
+
 impl Order for Arc {
     fn lists(&self) -> usize {
         2
     }
 
-    fn hashes(&self) -> bool {
+    fn marks(&self) -> bool {
         true
     }
 
-    fn added(&mut self, unit: Unit, _: Option<Standing>, view: &dyn View) -> Standing {
-        let held = view.tokens(ONCE) + view.tokens(AGAIN);
-        let sizes = [ONCE, AGAIN].map(|list| self.ghosts[list].tokens.max(1));
-        let step = |other: u64, own: u64| (u64::from(unit.tokens) * other / own).max(u64::from(unit.tokens));
-        let list = if self.ghosts[ONCE].forget(unit.hash) {
-            self.target = (self.target + step(sizes[AGAIN], sizes[ONCE])).min(held);
+    fn added(&mut self, unit: Unit, held: u64) -> Standing {
+        let tokens = u64::from(unit.tokens);
+        let [once, again] = [ONCE, AGAIN].map(|list| self.ghosts[list].tokens.max(1));
+        let list = if self.ghosts[ONCE].forget(unit.mark) {
+            self.target = (self.target + tokens * (again / once).max(1)).min(held / self.share);
             AGAIN
-        } else if self.ghosts[AGAIN].forget(unit.hash) {
-            self.target = self.target.saturating_sub(step(sizes[ONCE], sizes[AGAIN]));
+        } else if self.ghosts[AGAIN].forget(unit.mark) {
+            self.target = self.target.saturating_sub(tokens * (once / again).max(1));
             AGAIN
         } else {
             ONCE
         };
-        Standing { list: list as u8, used: view.now(), ..Standing::default() }
+        Standing { list: list as u8, ..Standing::default() }
     }
 
     fn hit(&mut self, _: Unit, standing: &mut Standing) {
         standing.list = AGAIN as u8;
     }
 
-    fn next(&self, view: &dyn View) -> usize {
-        if view.tokens(ONCE) > self.target || view.tokens(AGAIN) == 0 { ONCE } else { AGAIN }
+    fn evicted(&mut self, unit: Unit, standing: Standing, view: &dyn View) {
+        let list = standing.list as usize;
+        let held = view.tokens(ONCE) + view.tokens(AGAIN);
+        let once = view.tokens(ONCE) - if list == ONCE { u64::from(unit.tokens) } else { 0 };
+        self.ghosts[list].remember(unit);
+        self.ghosts[ONCE].trim(held.saturating_sub(once));
+        let ghosts = self.ghosts[ONCE].tokens;
+        self.ghosts[AGAIN].trim(held.saturating_sub(ghosts));
     }
 
-    fn evicted(&mut self, unit: Unit, standing: Standing, view: &dyn View) {
-        self.ghosts[standing.list as usize].remember(unit);
-        let held = view.tokens(ONCE) + view.tokens(AGAIN);
-        // As ARC: what was used once is remembered up to what is held less its own list.
-        self.ghosts[ONCE].trim(held.saturating_sub(view.tokens(ONCE)));
-        self.ghosts[AGAIN].trim(held);
+    fn chooser(&self) -> Box<dyn Chooser + '_> {
+        Box::new(Balance { target: self.target })
     }
 
     fn bytes(&self) -> usize {
         self.ghosts.iter().map(Ghosts::bytes).sum()
+    }
+}
+
+struct Balance {
+    target: u64,
+}
+
+impl Chooser for Balance {
+    fn next(&self, view: &dyn View) -> usize {
+        if view.tokens(ONCE) > self.target || view.tokens(AGAIN) == 0 { ONCE } else { AGAIN }
     }
 }

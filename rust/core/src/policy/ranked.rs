@@ -1,75 +1,49 @@
 //! The lists of an order: which units can go now, and which of them goes next.
 
-use std::collections::{BTreeSet, btree_set};
-use std::iter::{Copied, Peekable};
-
-use hashbrown::HashMap;
+use std::collections::BTreeSet;
 
 use crate::ids::NodeId;
-use crate::policy::{Order, Standing, Unit, View};
+use crate::policy::ahead::Ahead;
+use crate::policy::{Chooser, First, Order, Standing, Unit, View};
 use crate::radix::arena::Arena;
 use crate::radix::edit::Trees;
 use crate::radix::node::Node;
 use crate::radix::walk::upward;
 
 /// (score, when it was used, unit), so that the first goes first.
-type Key = (u64, u64, NodeId);
+pub(super) type Key = (u64, u64, NodeId);
+
+/// Keys at a unit's beginning that are part of its mark: what is shared by less is told apart.
+const MARKED: usize = 8;
 
 /// One list of an order.
 #[derive(Debug, Default)]
-pub(crate) struct List {
+struct List {
     /// Units that can go now: no lease holds them, and no child hangs on them.
     ready: BTreeSet<Key>,
     /// Tokens of all its units, ready or not.
     tokens: u64,
 }
 
-/// All lists of an order.
-#[derive(Debug, Default)]
-pub(crate) struct Lists {
-    lists: Vec<List>,
-    /// Lookups so far.
-    now: u64,
-}
-
-impl View for Lists {
-    fn tokens(&self, list: usize) -> u64 {
-        self.lists[list].tokens
-    }
-
-    fn now(&self) -> u64 {
-        self.now
-    }
-}
-
-impl Lists {
-    fn first(&self, list: usize) -> Option<NodeId> {
-        self.lists[list].ready.first().map(|key| key.2)
-    }
-}
-
 /// A unit's place.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     standing: Standing,
-    hash: u64,
-    tokens: u32,
     /// Counts uses, so that no two units were used at once.
     used: u64,
+    /// Of all keys up to the unit's end, where the order looks at marks.
+    hash: u64,
+    mark: u64,
+    tokens: u32,
     ready: bool,
-}
-
-impl Place {
-    fn key(&self, id: NodeId) -> Key {
-        (self.standing.score, self.used, id)
-    }
+    evicted: bool,
 }
 
 /// An order with its lists. Every operation is O(log units).
 #[derive(Debug)]
 pub(crate) struct Ranked {
     order: Box<dyn Order>,
-    lists: Lists,
+    lists: Vec<List>,
     /// By node.
     places: Vec<Option<Place>>,
     uses: u64,
@@ -78,55 +52,55 @@ pub(crate) struct Ranked {
 impl Ranked {
     pub(crate) fn new(order: Box<dyn Order>) -> Self {
         let lists = (0..order.lists()).map(|_| List::default()).collect();
-        Self { order, lists: Lists { lists, now: 0 }, places: Vec::new(), uses: 0 }
+        Self { order, lists, places: Vec::new(), uses: 0 }
     }
 
-    /// A lookup begins.
-    pub(crate) fn request(&mut self) {
-        self.lists.now += 1;
+    /// A lookup of so many tokens begins.
+    pub(crate) fn request(&mut self, tokens: usize) {
+        let held = self.held();
+        self.order.request(tokens as u64, held);
     }
 
-    /// A unit comes in. It cannot go before [`Self::settle`] says so.
+    /// A unit comes in. It cannot go before [`Self::settle`] or [`Self::refresh`] says so.
     pub(crate) fn added(&mut self, arena: &Arena, id: NodeId) {
-        let node = &arena[id];
-        let above = self.place(node.parent).copied();
-        let hash = match above {
-            _ if !self.order.hashes() => 0,
-            Some(above) => hash(above.hash, &node.keys),
-            // No unit stands above: its first ancestor is the root, or has no checkpoint.
-            None => path_hash(arena, id),
-        };
-        let unit = unit(node, hash);
-        let standing = self.order.added(unit, above.map(|above| above.standing), &self.lists);
-        self.put(id, standing, hash, unit.tokens);
+        let (hash, mark) = self.hashes(arena, id);
+        let unit = unit_of(&arena[id], mark);
+        let held = self.held();
+        let standing = self.order.added(unit, held);
+        self.put(id, standing, hash, unit);
     }
 
     /// `upper` is now what `lower` began with; both stand where it stood.
     pub(crate) fn split(&mut self, arena: &Arena, upper: NodeId, lower: NodeId) {
         let Some(old) = self.take(lower) else { return };
-        let above = self.place(arena[upper].parent).map_or(0, |above| above.hash);
-        let hash = if self.order.hashes() { hash(above, &arena[upper].keys) } else { 0 };
-        self.put(lower, old.standing, old.hash, arena[lower].len() as u32);
-        self.put(upper, old.standing, hash, arena[upper].len() as u32);
+        let whole = Unit { tokens: old.tokens, start: arena[upper].start() as u32, mark: old.mark };
+        let units = [upper, lower].map(|id| {
+            let (hash, mark) = self.hashes(arena, id);
+            let unit = unit_of(&arena[id], mark);
+            self.put(id, old.standing, hash, unit);
+            unit
+        });
+        self.order.split(whole, units);
     }
 
     /// A lookup found the unit.
     pub(crate) fn hit(&mut self, arena: &Arena, id: NodeId) {
         let Some(mut place) = self.take(id) else { return };
-        let now = self.lists.now;
-        self.order.hit(unit(&arena[id], place.hash), &mut place.standing);
+        let unit = unit_of(&arena[id], place.mark);
+        self.order.hit(unit, &mut place.standing);
         place.standing.hits = place.standing.hits.saturating_add(1);
-        place.standing.used = now;
         self.give(id, place);
     }
 
     /// The unit is the most recently used one, and can go now, or not.
-    pub(crate) fn refresh(&mut self, id: NodeId, ready: bool) {
+    pub(crate) fn refresh(&mut self, arena: &Arena, id: NodeId, ready: bool) {
         let Some(mut place) = self.take(id) else { return };
         self.uses += 1;
         place.used = self.uses;
         place.ready = ready;
         self.give(id, place);
+        let (unit, held) = (unit_of(&arena[id], place.mark), self.held());
+        self.order.refreshed(unit, held);
     }
 
     /// The unit can go now, or not.
@@ -141,57 +115,103 @@ impl Ranked {
 
     /// The unit is about to be evicted.
     pub(crate) fn evicted(&mut self, arena: &Arena, id: NodeId) {
-        if let Some(place) = self.place(id).copied() {
-            self.order.evicted(unit(&arena[id], place.hash), place.standing, &self.lists);
-        }
+        let Some(Some(place)) = self.places.get_mut(id.0 as usize) else { return };
+        place.evicted = true;
+        let place = *place;
+        let unit = unit_of(&arena[id], place.mark);
+        self.order.evicted(unit, place.standing, &Lists(&self.lists, &self.places));
     }
 
     /// The unit is no more.
-    pub(crate) fn gone(&mut self, id: NodeId) {
-        self.take(id);
-        if self.lists.lists.iter().all(|list| list.tokens == 0) {
+    pub(crate) fn gone(&mut self, arena: &Arena, id: NodeId) {
+        let Some(place) = self.take(id) else { return };
+        if !place.evicted {
+            let unit = unit_of(&arena[id], place.mark);
+            self.order.dropped(unit);
+        }
+        if self.held() == 0 {
             self.places = Vec::new();
         }
     }
 
-    /// The unit that goes next.
+    /// The unit that goes next. O(lists).
     pub(crate) fn next(&self) -> Option<NodeId> {
-        let any = || (0..self.lists.lists.len()).find_map(|list| self.lists.first(list));
-        self.lists.first(self.order.next(&self.lists)).or_else(any)
+        let first = |list: &List| list.ready.first().map(|key| key.2);
+        let chosen = self.chooser().next(&Lists(&self.lists, &self.places));
+        first(&self.lists[chosen]).or_else(|| self.lists.iter().find_map(first))
     }
 
-    /// The units in the order in which they would go if nothing else happened. O(log units) each.
+    /// The units in the order in which they would go if nothing else happened.
     pub(crate) fn ahead<'a>(&'a self, trees: &'a Trees) -> impl Iterator<Item = NodeId> + 'a {
-        Ahead {
-            ranked: self,
-            trees,
-            ready: self.lists.lists.iter().map(|list| list.ready.iter().copied().peekable()).collect(),
-            freed: vec![BTreeSet::new(); self.lists.lists.len()],
-            tokens: self.lists.lists.iter().map(|list| list.tokens).collect(),
-            lost: HashMap::new(),
-        }
+        Ahead::new(self, trees)
     }
 
-    /// Units that can go now, for `validate`.
+    /// Units that can go now.
     pub(crate) fn ready(&self) -> impl Iterator<Item = NodeId> {
-        self.lists.lists.iter().flat_map(|list| list.ready.iter().map(|key| key.2))
+        self.lists.iter().flat_map(|list| list.ready.iter().map(|key| key.2))
     }
 
-    /// Bytes on the heap; the trees' share is an estimate, two thirds full.
+    /// Bytes on the heap; the sets' share is an estimate, two thirds full.
     pub(crate) fn bytes(&self) -> usize {
-        let ready: usize = self.lists.lists.iter().map(|list| list.ready.len()).sum();
+        let ready: usize = self.lists.iter().map(|list| list.ready.len()).sum();
         self.places.capacity() * size_of::<Option<Place>>()
             + ready * size_of::<Key>() * 3 / 2
-            + self.lists.lists.capacity() * size_of::<List>()
+            + self.lists.capacity() * size_of::<List>()
             + self.order.bytes()
+    }
+
+    pub(super) fn chooser(&self) -> Box<dyn Chooser + '_> {
+        self.order.chooser()
+    }
+
+    /// What can go now, and the tokens, of each list.
+    pub(super) fn lists(&self) -> impl Iterator<Item = (&BTreeSet<Key>, u64)> {
+        self.lists.iter().map(|list| (&list.ready, list.tokens))
+    }
+
+    /// A unit's list, and its key in it.
+    pub(super) fn key(&self, id: NodeId) -> Option<(usize, Key)> {
+        self.place(id).map(|place| (place.standing.list as usize, key(place, id)))
+    }
+
+    pub(super) fn figures(&self, id: NodeId) -> Option<First> {
+        self.place(id).map(|place| First { used: place.used, tokens: place.tokens })
+    }
+
+    pub(super) fn unit(&self, arena: &Arena, id: NodeId) -> Option<Unit> {
+        self.place(id).map(|place| unit_of(&arena[id], place.mark))
+    }
+
+    fn held(&self) -> u64 {
+        self.lists.iter().map(|list| list.tokens).sum()
+    }
+
+    /// The hash of all keys up to the node's end, and the unit's mark.
+    fn hashes(&self, arena: &Arena, id: NodeId) -> (u64, u64) {
+        if !self.order.marks() {
+            return (0, 0);
+        }
+        let node = &arena[id];
+        let before = self.place(node.parent).map_or_else(
+            // No unit stands above: the parent is the root, or has no checkpoint.
+            || {
+                let path: Vec<NodeId> = upward(arena, node.parent).collect();
+                path.iter().rev().fold(0, |before, id| hash(before, &arena[*id].keys))
+            },
+            |above| above.hash,
+        );
+        // Where it begins is part of the mark: the same keys may stand in two nodes or in one.
+        let mark = hash(hash(before, &[node.start() as u32]), &node.keys[..node.len().min(MARKED)]);
+        (hash(before, &node.keys), mark)
     }
 
     fn place(&self, id: NodeId) -> Option<&Place> {
         self.places.get(id.0 as usize)?.as_ref()
     }
 
-    fn put(&mut self, id: NodeId, standing: Standing, hash: u64, tokens: u32) {
-        let place = Place { standing, hash, tokens, used: self.uses, ready: false };
+    fn put(&mut self, id: NodeId, standing: Standing, hash: u64, unit: Unit) {
+        let Unit { mark, tokens, .. } = unit;
+        let place = Place { standing, used: self.uses, hash, mark, tokens, ready: false, evicted: false };
         self.give(id, place);
     }
 
@@ -200,96 +220,45 @@ impl Ranked {
         if self.places.len() <= at {
             self.places.resize(at + 1, None);
         }
-        let list = &mut self.lists.lists[place.standing.list as usize];
+        let list = &mut self.lists[place.standing.list as usize];
         list.tokens += u64::from(place.tokens);
         if place.ready {
-            list.ready.insert(place.key(id));
+            list.ready.insert(key(&place, id));
         }
         self.places[at] = Some(place);
     }
 
     fn take(&mut self, id: NodeId) -> Option<Place> {
         let place = self.places.get_mut(id.0 as usize)?.take()?;
-        let list = &mut self.lists.lists[place.standing.list as usize];
+        let list = &mut self.lists[place.standing.list as usize];
         list.tokens -= u64::from(place.tokens);
         if place.ready {
-            list.ready.remove(&place.key(id));
+            list.ready.remove(&key(&place, id));
         }
         Some(place)
     }
 }
 
-/// An eviction that is only thought of.
-struct Ahead<'a> {
-    ranked: &'a Ranked,
-    trees: &'a Trees,
-    ready: Vec<Peekable<Copied<btree_set::Iter<'a, Key>>>>,
-    /// Units that can go once others have gone.
-    freed: Vec<BTreeSet<Key>>,
-    tokens: Vec<u64>,
-    /// Children that nodes have lost.
-    lost: HashMap<NodeId, usize>,
-}
+struct Lists<'a>(&'a [List], &'a [Option<Place>]);
 
-impl View for Ahead<'_> {
+impl View for Lists<'_> {
     fn tokens(&self, list: usize) -> u64 {
-        self.tokens[list]
+        self.0[list].tokens
     }
 
-    fn now(&self) -> u64 {
-        self.ranked.lists.now
-    }
-}
-
-impl Ahead<'_> {
-    fn pop(&mut self, list: usize) -> Option<NodeId> {
-        let (ready, freed) = (self.ready[list].peek(), self.freed[list].first());
-        match (ready, freed) {
-            (Some(ready), Some(freed)) if freed < ready => self.freed[list].pop_first(),
-            (Some(_), _) => self.ready[list].next(),
-            (None, _) => self.freed[list].pop_first(),
-        }
-        .map(|key| key.2)
-    }
-
-    fn free_above(&mut self, id: NodeId) {
-        let arena = &self.trees.arena;
-        let above = arena[id].parent;
-        if self.trees.checkpointed(id) || arena[above].is_root() {
-            return;
-        }
-        let lost = self.lost.entry(above).or_default();
-        *lost += 1;
-        if *lost == arena[above].children.len()
-            && arena[above].links.listed
-            && let Some(place) = self.ranked.place(above)
-        {
-            self.freed[place.standing.list as usize].insert(place.key(above));
-        }
+    fn first(&self, list: usize) -> Option<First> {
+        let (_, used, id) = self.0[list].ready.first()?;
+        let place = self.1[id.0 as usize].as_ref()?;
+        Some(First { used: *used, tokens: place.tokens })
     }
 }
 
-impl Iterator for Ahead<'_> {
-    type Item = NodeId;
-
-    fn next(&mut self) -> Option<NodeId> {
-        let chosen = self.ranked.order.next(self);
-        let id = self.pop(chosen).or_else(|| (0..self.tokens.len()).find_map(|list| self.pop(list)))?;
-        let place = self.ranked.place(id)?;
-        self.tokens[place.standing.list as usize] -= u64::from(place.tokens);
-        self.free_above(id);
-        Some(id)
-    }
+fn unit_of(node: &Node, mark: u64) -> Unit {
+    Unit { tokens: node.len() as u32, start: node.start() as u32, mark }
 }
 
-fn unit(node: &Node, hash: u64) -> Unit {
-    Unit { tokens: node.len() as u32, start: node.start() as u32, hash }
-}
-
-/// Of all keys from the root to the node's end.
-fn path_hash(arena: &Arena, id: NodeId) -> u64 {
-    let path: Vec<NodeId> = upward(arena, id).collect();
-    path.iter().rev().fold(0, |before, id| hash(before, &arena[*id].keys))
+fn key(place: &Place, id: NodeId) -> Key {
+    (place.standing.score, place.used, id)
 }
 
 /// FNV-1a by word, going on from what is before.

@@ -162,7 +162,7 @@ impl Trees {
         self.remove_ends(id, |_| true);
         self.unlist(id);
         if let Some(ranked) = &mut self.ranked {
-            ranked.gone(id);
+            ranked.gone(&self.arena, id);
         }
         let node = self.arena.remove(id);
         let amount = segment_amount(&node);
@@ -197,7 +197,7 @@ impl Trees {
     pub(crate) fn remove_checkpoint(&mut self, id: NodeId, dropped: &mut Dropped) {
         self.unlist(id);
         if let Some(ranked) = &mut self.ranked {
-            ranked.gone(id);
+            ranked.gone(&self.arena, id);
         }
         let Some(checkpoint) = self.arena.alter(id, |node| node.checkpoint.take()) else { return };
         let amount = checkpoint_amount(&checkpoint);
@@ -268,7 +268,7 @@ impl Trees {
         self.lru.push(&mut self.arena, id, stamp);
         let ready = self.ranked.is_some() && self.can_go(id);
         if let Some(ranked) = &mut self.ranked {
-            ranked.refresh(id, ready);
+            ranked.refresh(&self.arena, id, ready);
         }
     }
 

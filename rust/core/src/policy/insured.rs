@@ -1,0 +1,153 @@
+//! ARC with an account against LRU.
+//!
+//! [`Shadow`] is what LRU would hold in the same room. The account is what was found and LRU would
+//! not have found, less what LRU would have found and was not, plus a small allowance for what is
+//! asked for. ARC chooses the victim as long as everything that LRU would hold and the index does
+//! not is covered by the account; otherwise LRU chooses. Missing a unit lowers the account and what
+//! is to be covered alike, so the account stays at or above 0: on no traffic does LRU find more than
+//! the allowance beyond what this finds. Units are followed by their marks, so this holds as far as
+//! segments are cut alike.
+
+use hashbrown::HashSet;
+
+use crate::policy::arc::Arc;
+use crate::policy::shadow::{Entry, Shadow};
+use crate::policy::{Chooser, Order, Standing, Unit, View};
+
+/// One token in so many that are asked for may be lost to LRU.
+const ALLOWANCE: u64 = 400;
+/// Units used once are given half of the room at most.
+const SHARE: u64 = 2;
+
+#[derive(Debug)]
+pub(crate) struct InsuredArc {
+    arc: Arc,
+    shadow: Shadow,
+    account: u64,
+    /// Tokens asked for that did not make up a token of allowance yet.
+    asked: u64,
+}
+
+impl Default for InsuredArc {
+    fn default() -> Self {
+        Self { arc: Arc::with_share(SHARE), shadow: Shadow::default(), account: 0, asked: 0 }
+    }
+}
+
+impl Order for InsuredArc {
+    fn lists(&self) -> usize {
+        self.arc.lists()
+    }
+
+    fn marks(&self) -> bool {
+        true
+    }
+
+    fn request(&mut self, tokens: u64, held: u64) {
+        self.asked += tokens;
+        self.account = (self.account + self.asked / ALLOWANCE).min(held);
+        self.asked %= ALLOWANCE;
+    }
+
+    fn added(&mut self, unit: Unit, held: u64) -> Standing {
+        if let Some(entry) = self.shadow.get(unit.mark) {
+            self.account = self.account.saturating_sub(u64::from(entry.tokens.min(unit.tokens)));
+            self.shadow.hold(unit);
+        }
+        self.arc.added(unit, held)
+    }
+
+    fn hit(&mut self, unit: Unit, standing: &mut Standing) {
+        if self.shadow.get(unit.mark).is_none() {
+            self.account += u64::from(unit.tokens);
+        }
+        self.arc.hit(unit, standing);
+    }
+
+    fn refreshed(&mut self, unit: Unit, held: u64) {
+        self.shadow.touch(unit);
+        self.shadow.trim(held);
+    }
+
+    fn evicted(&mut self, unit: Unit, standing: Standing, view: &dyn View) {
+        self.arc.evicted(unit, standing, view);
+        self.shadow.lose(unit.mark);
+        let held: u64 = (0..self.lists()).map(|list| view.tokens(list)).sum();
+        self.shadow.trim(held.saturating_sub(u64::from(unit.tokens)));
+    }
+
+    fn dropped(&mut self, unit: Unit) {
+        self.shadow.remove(unit.mark);
+    }
+
+    fn split(&mut self, whole: Unit, halves: [Unit; 2]) {
+        self.shadow.split(whole, halves);
+    }
+
+    fn chooser(&self) -> Box<dyn Chooser + '_> {
+        Box::new(Insured {
+            arc: self.arc.chooser(),
+            shadow: &self.shadow,
+            oldest: Box::new(self.shadow.iter()),
+            account: self.account,
+            missing: self.shadow.missing(),
+            tokens: self.shadow.tokens(),
+            gone: HashSet::new(),
+            trimmed: HashSet::new(),
+        })
+    }
+
+    fn bytes(&self) -> usize {
+        self.arc.bytes() + self.shadow.bytes()
+    }
+}
+
+/// Follows the account while units go, without a change to the shadow.
+struct Insured<'a> {
+    arc: Box<dyn Chooser + 'a>,
+    shadow: &'a Shadow,
+    /// What the shadow would let go next.
+    oldest: Box<dyn Iterator<Item = (u64, Entry)> + 'a>,
+    account: u64,
+    missing: u64,
+    tokens: u64,
+    /// Marks of units that the index does not hold any more, and the shadow does.
+    gone: HashSet<u64>,
+    /// Marks that the shadow does not have any more.
+    trimmed: HashSet<u64>,
+}
+
+impl Chooser for Insured<'_> {
+    fn next(&self, view: &dyn View) -> usize {
+        let list = self.arc.next(view);
+        let firsts = [0, 1].map(|list| view.first(list));
+        let tokens = firsts[list].or(firsts[1 - list]).map_or(0, |first| u64::from(first.tokens));
+        if self.missing + tokens <= self.account {
+            return list;
+        }
+        match firsts {
+            [Some(once), Some(again)] if again.used < once.used => 1,
+            [None, Some(_)] => 1,
+            _ => 0,
+        }
+    }
+
+    fn left(&mut self, unit: Unit, held: u64) {
+        self.arc.left(unit, held);
+        let entry = self.shadow.get(unit.mark).filter(|_| !self.trimmed.contains(&unit.mark));
+        if let Some(entry) = entry.filter(|entry| entry.held)
+            && self.gone.insert(unit.mark)
+        {
+            self.missing += u64::from(entry.tokens);
+        }
+        while self.tokens > held
+            && let Some((mark, entry)) = self.oldest.next()
+        {
+            self.tokens -= u64::from(entry.tokens);
+            self.trimmed.insert(mark);
+            if !entry.held || self.gone.remove(&mark) {
+                self.missing -= u64::from(entry.tokens);
+            }
+        }
+    }
+}
