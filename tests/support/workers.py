@@ -50,12 +50,16 @@ class Worker:
         self.pins: list[Any] = []
 
     def work(self, operations: int) -> None:
-        """So many random operations; then every pin is let go."""
+        """So many random operations; then pins are let go, some by their finalizers only."""
         for action in self.random.choices(list(WEIGHTS), list(WEIGHTS.values()), k=operations):
             space = self.random.choice(list(SPACES))
             getattr(self, "_" + action)(space)
             self.counted[action] += 1
-        for pin in self.pins:
+        for space in SPACES:
+            tokens = self._prompt()
+            self.cache.store(tokens, self.models[space].filled(tokens), namespace=space)
+            self.pins += [self.cache.pin(tokens, namespace=space) for _ in range(2)]
+        for pin in self.pins[::2]:
             pin.release()
         self.pins.clear()
 
