@@ -18,7 +18,7 @@ EVERYTHING = "\n".join(PAGES.values())
 
 @pytest.mark.parametrize("name", [name for name in kvcache.__all__ if name not in ("__version__", "layers")])
 def test_every_public_name_has_an_entry(name: str) -> None:
-    assert re.search(rf"^\.\. auto\w+:: {name}$", EVERYTHING, re.MULTILINE)
+    assert re.search(rf"^\.\. (auto\w+|py:data):: {name}$", EVERYTHING, re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", ["Match", "Inserted", "Evicted", "IndexStats"])
@@ -28,6 +28,11 @@ def test_every_attribute_of_native_results_has_a_row(name: str) -> None:
     attributes = [node.name for node in cls.body if isinstance(node, ast.FunctionDef) and node.decorator_list]
     entry = PAGES["prefix-index.md"].split(f".. autoclass:: {name}\n")[1].split(".. autoclass::")[0]
     assert re.findall(r"^\| `(\w+)`", entry, re.MULTILINE) == attributes
+
+
+def test_every_policy_has_a_row() -> None:
+    table = PAGES["prefix-index.md"].split("| policy | goes next |\n")[1].split("\n\n")[0]
+    assert re.findall(r"^\| `([\w-]+)`", table, re.MULTILINE) == list(kvcache.POLICIES)
 
 
 def test_every_reason_has_a_row() -> None:
