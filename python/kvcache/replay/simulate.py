@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from kvcache._core import POLICIES, PrefixIndex
+from kvcache._core import PrefixIndex
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,9 +53,7 @@ def replay(
         policy: The order of eviction, out of `POLICIES`.
         tick: Called after each request.
     """
-    index = PrefixIndex(
-        max_bytes=min(max_bytes, _MOST_BYTES), segment_tokens=segment_tokens, policy=policy
-    )
+    index = PrefixIndex(max_bytes=min(max_bytes, _MOST_BYTES), segment_tokens=segment_tokens, policy=policy)
     hits = saved = evictions = evicted_tokens = cut = 0
     for tokens in trace.prompts():
         found = index.match_prefix(tokens).length
