@@ -98,8 +98,7 @@ impl Iterator for Ahead<'_> {
         let id = self.lists.0[list].pop(self.ranked)?;
         let unit = self.ranked.unit(&self.trees.arena, id)?;
         self.lists.0[list].tokens -= u64::from(self.ranked.figures(id)?.tokens);
-        let held = self.lists.0.iter().map(|list| list.tokens).sum();
-        self.chooser.left(unit, held);
+        self.chooser.left(unit);
         self.free_above(id);
         Some(id)
     }

@@ -8,16 +8,14 @@
 //! the allowance beyond what this finds. Units are followed by their marks, so this holds as far as
 //! segments are cut alike.
 
-use hashbrown::HashSet;
-
 use crate::policy::arc::Arc;
-use crate::policy::shadow::{Entry, Shadow};
+use crate::policy::shadow::Shadow;
 use crate::policy::{Chooser, Order, Standing, Unit, View};
 
 /// One token in so many that are asked for may be lost to LRU.
-const ALLOWANCE: u64 = 400;
+const ALLOWANCE: u64 = 250;
 /// Units used once are given half of the room at most.
-const SHARE: u64 = 2;
+const SHARE: u64 = 1;
 
 #[derive(Debug)]
 pub(crate) struct InsuredArc {
@@ -71,9 +69,8 @@ impl Order for InsuredArc {
 
     fn evicted(&mut self, unit: Unit, standing: Standing, view: &dyn View) {
         self.arc.evicted(unit, standing, view);
+        // What LRU would let go for it is not known before it is: what comes may be no news to LRU.
         self.shadow.lose(unit.mark);
-        let held: u64 = (0..self.lists()).map(|list| view.tokens(list)).sum();
-        self.shadow.trim(held.saturating_sub(u64::from(unit.tokens)));
     }
 
     fn dropped(&mut self, unit: Unit) {
@@ -85,16 +82,8 @@ impl Order for InsuredArc {
     }
 
     fn chooser(&self) -> Box<dyn Chooser + '_> {
-        Box::new(Insured {
-            arc: self.arc.chooser(),
-            shadow: &self.shadow,
-            oldest: Box::new(self.shadow.iter()),
-            account: self.account,
-            missing: self.shadow.missing(),
-            tokens: self.shadow.tokens(),
-            gone: HashSet::new(),
-            trimmed: HashSet::new(),
-        })
+        let missing = self.shadow.missing();
+        Box::new(Insured { arc: self.arc.chooser(), shadow: &self.shadow, account: self.account, missing })
     }
 
     fn bytes(&self) -> usize {
@@ -102,19 +91,12 @@ impl Order for InsuredArc {
     }
 }
 
-/// Follows the account while units go, without a change to the shadow.
 struct Insured<'a> {
     arc: Box<dyn Chooser + 'a>,
     shadow: &'a Shadow,
-    /// What the shadow would let go next.
-    oldest: Box<dyn Iterator<Item = (u64, Entry)> + 'a>,
     account: u64,
+    /// Tokens that LRU would hold and the index does not.
     missing: u64,
-    tokens: u64,
-    /// Marks of units that the index does not hold any more, and the shadow does.
-    gone: HashSet<u64>,
-    /// Marks that the shadow does not have any more.
-    trimmed: HashSet<u64>,
 }
 
 impl Chooser for Insured<'_> {
@@ -132,22 +114,12 @@ impl Chooser for Insured<'_> {
         }
     }
 
-    fn left(&mut self, unit: Unit, held: u64) {
-        self.arc.left(unit, held);
-        let entry = self.shadow.get(unit.mark).filter(|_| !self.trimmed.contains(&unit.mark));
-        if let Some(entry) = entry.filter(|entry| entry.held)
-            && self.gone.insert(unit.mark)
+    fn left(&mut self, unit: Unit) {
+        self.arc.left(unit);
+        if let Some(entry) = self.shadow.get(unit.mark)
+            && entry.held
         {
             self.missing += u64::from(entry.tokens);
-        }
-        while self.tokens > held
-            && let Some((mark, entry)) = self.oldest.next()
-        {
-            self.tokens -= u64::from(entry.tokens);
-            self.trimmed.insert(mark);
-            if !entry.held || self.gone.remove(&mark) {
-                self.missing -= u64::from(entry.tokens);
-            }
         }
     }
 }

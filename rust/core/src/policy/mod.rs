@@ -105,8 +105,8 @@ pub(crate) trait Chooser {
     /// The list that gives the next unit; another one is asked where it has none that can go.
     fn next(&self, view: &dyn View) -> usize;
 
-    /// A unit goes, and leaves so many tokens in all lists.
-    fn left(&mut self, _unit: Unit, _held: u64) {}
+    /// A unit goes.
+    fn left(&mut self, _unit: Unit) {}
 }
 
 /// An order of eviction.

@@ -32,17 +32,8 @@ impl Shadow {
         self.entries.get(&mark).copied()
     }
 
-    pub(super) fn tokens(&self) -> u64 {
-        self.tokens
-    }
-
     pub(super) fn missing(&self) -> u64 {
         self.missing
-    }
-
-    /// From the oldest: marks and entries.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, Entry)> + '_ {
-        self.order.iter().map(|(_, mark)| (*mark, self.entries[mark]))
     }
 
     /// The unit is used now, and the index holds it.
