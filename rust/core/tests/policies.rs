@@ -70,7 +70,7 @@ fn apply(index: &mut PrefixIndex, op: &Op, leases: &mut Vec<LeaseId>, stamp: u64
 }
 
 proptest! {
-    #![proptest_config(config(600))]
+    #![proptest_config(config(400))]
 
     /// Limits hold, the lists are what the tree says, leases keep what they hold, and an eviction
     /// takes as many units as were counted beforehand: the shortest run that is enough.
@@ -191,8 +191,9 @@ impl NaiveGreedyDual {
         let at = self.held.iter().position(|held| held.0 == page);
         let uses = at.map_or(1, |at| self.held.remove(at).2 + 1).min(256);
         if at.is_none() && self.held.len() == self.pages {
-            let least = self.held.iter().map(|held| held.1).fold(f64::INFINITY, f64::min);
-            let gone = self.held.iter().position(|held| held.1 == least).unwrap();
+            // The first of several that are worth the least.
+            let by_worth = |a: &usize, b: &usize| self.held[*a].1.total_cmp(&self.held[*b].1);
+            let gone = (0..self.held.len()).min_by(by_worth).unwrap();
             self.clock = self.clock.max(self.held.remove(gone).1);
         }
         let whole = f64::from(uses).log2().floor();
@@ -207,7 +208,7 @@ fn pages(count: usize) -> impl Strategy<Value = Vec<u32>> {
 }
 
 proptest! {
-    #![proptest_config(config(300))]
+    #![proptest_config(config(100))]
 
     #[test]
     fn arc_does_what_the_paper_says(room in 1_usize..10, pages in pages(300)) {
@@ -228,31 +229,31 @@ proptest! {
     }
 
     /// The account's promise, at every moment of any traffic: LRU has not found more than one token
-    /// in 250 of those asked for beyond what this found.
+    /// in 250 of those asked for, and one cacheful, beyond what this found.
     #[test]
     fn insurance_pays(room in 1_usize..10, pages in pages(600)) {
         let (mut insured, mut lru) = (index_of(Policy::InsuredArc, room), index_of(Policy::Lru, room));
-        let mut lost = 0_i64;
+        let (mut found, mut could_be) = (0, 0);
         for (at, page) in pages.into_iter().enumerate() {
-            let found = [request(&mut insured, page), request(&mut lru, page)];
-            lost += PAGE as i64 * (i64::from(found[1]) - i64::from(found[0]));
-            prop_assert!(lost <= ((at + 1) * PAGE / 250) as i64, "{} tokens lost after {} requests", lost, at + 1);
+            found += PAGE * usize::from(request(&mut insured, page));
+            could_be += PAGE * usize::from(request(&mut lru, page));
+            let most = (at + 1) * PAGE / 250 + room * PAGE;
+            prop_assert!(could_be <= found + most, "{} of {} after {}", found, could_be, at + 1);
         }
     }
 }
 
-/// Where it matters: a loop that is longer than the room. LRU finds nothing, ARC a part, and the
-/// insured one is allowed to.
+/// Ten pages twice over, then sixty that never come again: LRU finds the ten once a round, ARC both
+/// times, and the insured one is allowed to.
 #[test]
 fn insurance_lets_arc_win() {
     let found = |policy| {
         let mut index = index_of(policy, 40);
-        (0..20_000_u32)
-            .filter(|at| request(&mut index, if at % 3 == 0 { at / 3 % 30 } else { 1000 + at }))
-            .count()
+        let page = |at: u32| if at % 80 < 20 { at % 10 } else { 1000 + at };
+        (0..16_000).filter(|at| request(&mut index, page(*at))).count()
     };
     let [lru, arc, insured] = [Policy::Lru, Policy::Arc, Policy::InsuredArc].map(found);
-    assert!(lru < 100 && arc > 5_000 && insured > 5_000, "{lru}, {arc}, {insured}");
+    assert!(lru == 2_000 && arc > 3_900 && insured > 3_500, "{lru}, {arc}, {insured}");
 }
 
 #[test]

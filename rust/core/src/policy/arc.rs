@@ -12,11 +12,10 @@ const AGAIN: usize = 1;
 
 /// Units found by no lookup yet, and units found by one. What was evicted is remembered by its
 /// mark, as much as is held: when it comes back, the list that it was missed from gets more room.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Arc {
     /// Tokens that units used once may have.
     target: u64,
-    share: u64,
     ghosts: [Ghosts; 2],
 }
 
@@ -74,19 +73,6 @@ impl Ghosts {
     }
 }
 
-impl Arc {
-    /// Units used once may have this share of the room at most: one in `share`.
-    pub(super) fn with_share(share: u64) -> Self {
-        Self { share, ..Self::default() }
-    }
-}
-
-impl Default for Arc {
-    fn default() -> Self {
-        Self { target: 0, share: 1, ghosts: [Ghosts::default(), Ghosts::default()] }
-    }
-}
-
 impl Order for Arc {
     fn lists(&self) -> usize {
         2
@@ -100,7 +86,7 @@ impl Order for Arc {
         let tokens = u64::from(unit.tokens);
         let [once, again] = [ONCE, AGAIN].map(|list| self.ghosts[list].tokens.max(1));
         let list = if self.ghosts[ONCE].forget(unit.mark) {
-            self.target = (self.target + tokens * (again / once).max(1)).min(held / self.share);
+            self.target = (self.target + tokens * (again / once).max(1)).min(held);
             AGAIN
         } else if self.ghosts[AGAIN].forget(unit.mark) {
             self.target = self.target.saturating_sub(tokens * (once / again).max(1));

@@ -2,11 +2,12 @@
 //!
 //! [`Shadow`] is what LRU would hold in the same room. The account is what was found and LRU would
 //! not have found, less what LRU would have found and was not, plus a small allowance for what is
-//! asked for. ARC chooses the victim as long as everything that LRU would hold and the index does
-//! not is covered by the account; otherwise LRU chooses. Missing a unit lowers the account and what
-//! is to be covered alike, so the account stays at or above 0: on no traffic does LRU find more than
-//! the allowance beyond what this finds. Units are followed by their marks, so this holds as far as
-//! segments are cut alike.
+//! asked for. ARC chooses the victim as long as half of what LRU would hold and the index does not
+//! is covered by the account; otherwise LRU chooses. So the account never falls below what one
+//! cacheful can lose, and while it is below 0, LRU chooses until the allowance has made up for it:
+//! at every moment of any traffic, LRU would have found at most the allowance and one cacheful
+//! beyond what was found. Units are followed by their marks, so this holds as far as segments are
+//! cut alike.
 
 use crate::policy::arc::Arc;
 use crate::policy::shadow::Shadow;
@@ -14,22 +15,15 @@ use crate::policy::{Chooser, Order, Standing, Unit, View};
 
 /// One token in so many that are asked for may be lost to LRU.
 const ALLOWANCE: u64 = 250;
-/// Units used once are given half of the room at most.
-const SHARE: u64 = 1;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct InsuredArc {
     arc: Arc,
     shadow: Shadow,
-    account: u64,
+    /// In tokens; below 0 where LRU would have found more.
+    account: i64,
     /// Tokens asked for that did not make up a token of allowance yet.
     asked: u64,
-}
-
-impl Default for InsuredArc {
-    fn default() -> Self {
-        Self { arc: Arc::with_share(SHARE), shadow: Shadow::default(), account: 0, asked: 0 }
-    }
 }
 
 impl Order for InsuredArc {
@@ -43,13 +37,14 @@ impl Order for InsuredArc {
 
     fn request(&mut self, tokens: u64, held: u64) {
         self.asked += tokens;
-        self.account = (self.account + self.asked / ALLOWANCE).min(held);
+        let allowance = (self.asked / ALLOWANCE).cast_signed();
+        self.account = (self.account + allowance).min(held.cast_signed());
         self.asked %= ALLOWANCE;
     }
 
     fn added(&mut self, unit: Unit, held: u64) -> Standing {
         if let Some(entry) = self.shadow.get(unit.mark) {
-            self.account = self.account.saturating_sub(u64::from(entry.tokens.min(unit.tokens)));
+            self.account -= i64::from(entry.tokens.min(unit.tokens));
             self.shadow.hold(unit);
         }
         self.arc.added(unit, held)
@@ -57,7 +52,7 @@ impl Order for InsuredArc {
 
     fn hit(&mut self, unit: Unit, standing: &mut Standing) {
         if self.shadow.get(unit.mark).is_none() {
-            self.account += u64::from(unit.tokens);
+            self.account += i64::from(unit.tokens);
         }
         self.arc.hit(unit, standing);
     }
@@ -82,8 +77,9 @@ impl Order for InsuredArc {
     }
 
     fn chooser(&self) -> Box<dyn Chooser + '_> {
+        let covered = 2 * u64::try_from(self.account).unwrap_or_default();
         let missing = self.shadow.missing();
-        Box::new(Insured { arc: self.arc.chooser(), shadow: &self.shadow, account: self.account, missing })
+        Box::new(Insured { arc: self.arc.chooser(), shadow: &self.shadow, covered, missing })
     }
 
     fn bytes(&self) -> usize {
@@ -94,7 +90,8 @@ impl Order for InsuredArc {
 struct Insured<'a> {
     arc: Box<dyn Chooser + 'a>,
     shadow: &'a Shadow,
-    account: u64,
+    /// Tokens that ARC may have missing.
+    covered: u64,
     /// Tokens that LRU would hold and the index does not.
     missing: u64,
 }
@@ -104,7 +101,7 @@ impl Chooser for Insured<'_> {
         let list = self.arc.next(view);
         let firsts = [0, 1].map(|list| view.first(list));
         let tokens = firsts[list].or(firsts[1 - list]).map_or(0, |first| u64::from(first.tokens));
-        if self.missing + tokens <= self.account {
+        if self.missing + tokens <= self.covered {
             return list;
         }
         match firsts {
