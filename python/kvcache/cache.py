@@ -36,9 +36,9 @@ class KVPrefixCache:
     """Keeps the KV state of what was computed, and hands the longest reusable prefix back.
 
     Every prefix is stored once: the nodes of a radix tree own the KV of just their own tokens.
-    Eviction is LRU, tails first, and what it drops is given back to the system before the call
-    returns. All methods are safe to call from several threads; array work runs on the calling
-    thread, outside the lock.
+    Eviction takes tails first, by last use or as ``policy`` says, and what it drops is given back to
+    the system before the call returns. All methods are safe to call from several threads; array work
+    runs on the calling thread, outside the lock.
 
     Args:
         max_bytes: Bytes of KV and checkpoints at every moment: an int, or a text such as "4GB" or
