@@ -42,7 +42,7 @@ lock:  ## resolve requirements/ anew; LOCK_ARGS=--upgrade takes newer versions
 	$(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet "uv>=0.9"
 	$(LOCK) --extra dev --extra bench --extra docs --output-file requirements/dev.txt pyproject.toml
 	$(LOCK) --constraints requirements/dev.txt --output-file requirements/cpu.txt requirements/cpu.in
-	$(LOCK) --resolution lowest-direct --extra dev --extra cpu --output-file requirements/oldest.txt pyproject.toml
+	$(LOCK) --upgrade --resolution lowest-direct --extra dev --extra cpu --output-file requirements/oldest.txt pyproject.toml
 
 openblas:  ## Debian and Ubuntu, as root: install OpenBLAS, which `demo` and `test` then preload
 	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq libopenblas0-pthread

@@ -7,7 +7,7 @@ use pyo3::exceptions::PyTypeError;
 #[cfg(not(Py_GIL_DISABLED))]
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyBytes, PyList, PyString, PyTuple};
+use pyo3::types::{PyBool, PyBytes, PyInt, PyList, PyString, PyTuple};
 
 use crate::error::{TokenError, to_python};
 
@@ -172,7 +172,7 @@ fn from_list(list: &Bound<'_, PyList>) -> PyResult<Vec<u32>> {
 
 /// One token id, or the error that names its position and value.
 fn token(item: &Bound<'_, PyAny>, at: usize) -> PyResult<u32> {
-    let integer = !item.is_instance_of::<PyBool>();
+    let integer = item.is_exact_instance_of::<PyInt>() || !is_boolean(item);
     let value: Option<i64> = if integer { item.extract().ok() } else { None };
     match value.map(u32::try_from) {
         Some(Ok(value)) if value <= MAX_TOKEN => Ok(value),
@@ -183,6 +183,11 @@ fn token(item: &Bound<'_, PyAny>, at: usize) -> PyResult<u32> {
         ))),
         _ => Err(out_of_range(&shown(item), at)),
     }
+}
+
+/// Python's or numpy's, which older versions of numpy let pass as an integer, with a warning.
+fn is_boolean(item: &Bound<'_, PyAny>) -> bool {
+    item.is_instance_of::<PyBool>() || matches!(type_name(item).as_str(), "bool" | "bool_")
 }
 
 fn is_index(item: Borrowed<'_, '_, PyAny>) -> bool {
