@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from array import array
+from typing import TYPE_CHECKING, Any
 
+import mlx.core as mx
+import numpy as np
 import pytest
 
-from kvcache import AllocationError, ClosedError, KVPrefixCache
+from kvcache import AllocationError, ClosedError, ConfigError, KVPrefixCache
 from kvcache.layers.prompt import Prompt
 from tests.support.engine import STEP, Stopped, generate, request
 from tests.support.faults import allocation_failure, assert_settled, failing
@@ -15,7 +18,7 @@ from tests.support.models import MODELS, SPANS, prompt
 from tests.support.poskv import PosKV
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 kinds = pytest.mark.parametrize("kind", MODELS)
@@ -140,8 +143,86 @@ def test_an_exception_between_forward_passes(kind: str) -> None:
             if token == 8:
                 raise Stopped
     hit = cache.fetch([*tokens, 7, 8, 1])
-    assert hit.length == (22 if model.spans else 19)
-    model.check(hit.prompt_cache, [*tokens, 7, 8][: hit.length])
+    assert hit.length == 22
+    model.check(hit.prompt_cache, [*tokens, 7, 8])
+
+
+@kinds
+def test_a_generator_that_its_reader_closes(kind: str) -> None:
+    """A client goes away in the middle of its answer: what was appended stays."""
+    model, cache = MODELS[kind](), KVPrefixCache()
+    tokens = prompt(20)
+
+    def answer() -> Iterator[int]:
+        with cache.session(tokens, model=model) as session:
+            for token in generate(
+                model, session.prompt_cache, session.remaining, [7, 8, 9], session.on_progress
+            ):
+                session.append(token)
+                yield token
+
+    reader = answer()
+    assert [next(reader), next(reader)] == [7, 8]
+    reader.close()
+    hit = cache.fetch([*tokens, 7, 8, 1])
+    assert hit.length == 22
+    model.check(hit.prompt_cache, [*tokens, 7, 8])
+
+
+@hybrids
+def test_an_interrupt_may_tear_a_window(kind: str) -> None:
+    """A signal can come between a window's rows and its offset: only what was stored before counts."""
+    model, cache = MODELS[kind](), KVPrefixCache()
+    session = cache.session(prompt(20), model=model)
+    with pytest.raises(KeyboardInterrupt), session:
+        for token in generate(model, session.prompt_cache, session.remaining, [7, 8], session.on_progress):
+            session.append(token)
+            if token == 8:
+                raise KeyboardInterrupt
+    assert session.stored is None
+
+
+def test_a_session_is_one_request() -> None:
+    model, cache = PosKV(KV()), KVPrefixCache()
+    session = cache.session(prompt(6), model=model)
+    with pytest.raises(ConfigError, match="before the session was entered"):
+        session.append(7)
+    with session:
+        model.grow(session.prompt_cache, [*prompt(6), 7, 8])
+        session.append(7)
+        session.append(8)
+        with pytest.raises(ConfigError, match="entered before"), session:
+            pytest.fail("the block must not run")
+    assert session.stored.length == 8
+    cache.clear()
+    with pytest.raises(ConfigError, match="make a new one"), session:
+        pytest.fail("the block must not run")
+    assert len(cache) == 0
+
+
+@pytest.mark.parametrize("kind", [list, np.array, mx.array, lambda ids: array("i", ids), tuple])
+@pytest.mark.parametrize("inside", [False, True])
+def test_the_caller_uses_its_buffer_again(kind: Callable[[list[int]], Any], inside: bool) -> None:
+    model, cache = PosKV(KV()), KVPrefixCache()
+    tokens = kind(prompt(8))
+    session = cache.session(tokens, model=model)
+
+    def overwrite() -> None:
+        if not isinstance(tokens, tuple):
+            for at in range(4):
+                tokens[at] = 99
+
+    if not inside:
+        overwrite()
+    with session:
+        assert type(session.remaining) is type(tokens)
+        if inside:
+            overwrite()
+        ids = [int(token) for token in session.remaining]
+        assert ids == prompt(8)
+        model.grow(session.prompt_cache, ids)
+    model.check(cache.fetch([*prompt(8), 1]).prompt_cache, prompt(8))
+    assert cache.peek([99] * 8).length == 0
 
 
 @pytest.mark.parametrize("error", [Stopped, KeyboardInterrupt, MemoryError])

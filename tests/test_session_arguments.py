@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kvcache import ConfigError, KVPrefixCache, MediaSpan, TokenError
@@ -28,6 +30,20 @@ def test_a_miss_without_a_model() -> None:
 def test_a_step_that_is_none(step: int) -> None:
     with pytest.raises(ConfigError, match="prefill_step_size"):
         KVPrefixCache().session([1], prefill_step_size=step)
+
+
+@pytest.mark.parametrize("bits", [0, 1, 1.5, "4", True, 16])
+def test_bits_that_nothing_quantises_to(bits: Any) -> None:
+    with pytest.raises(ConfigError, match="kv_bits must be None or one of"):
+        KVPrefixCache().session([1], kv_bits=bits)
+
+
+def test_media_that_are_none() -> None:
+    cache = KVPrefixCache()
+    with pytest.raises(TypeError, match="media must be a sequence of MediaSpan, found NoneType"):
+        cache.session([1], media=None)
+    with pytest.raises(TypeError, match="found NoneType"):
+        cache.fetch([1], media=None)
 
 
 def test_a_draft_model_s_cache_lags_behind() -> None:

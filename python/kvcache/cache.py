@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import mlx.core as mx
 import psutil
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
     from kvcache.results import Eviction, Hit, MediaSpan, Stored
     from kvcache.stats import Stats
+
+# What MLX quantises to.
+_KV_BITS: Final = (2, 3, 4, 5, 6, 8)
 
 
 class KVPrefixCache:
@@ -85,8 +88,8 @@ class KVPrefixCache:
             raise TypeError(f"clock must be callable, found {type(clock).__name__}")
         if group is not None and not isinstance(group, mx.distributed.Group):
             raise TypeError(f"group must be an mx.distributed.Group, found {type(group).__name__}")
-        _whole("segment_tokens", segment_tokens)
-        _whole("max_checkpoints", max_checkpoints)
+        _whole("segment_tokens", segment_tokens, least=1)
+        _whole("max_checkpoints", max_checkpoints, least=1)
         if not isinstance(policy, str):
             raise TypeError(f"policy must be a str, found {type(policy).__name__}")
         info = mx.device_info()
@@ -232,9 +235,9 @@ class KVPrefixCache:
         """
 
         def begin() -> Session:
-            _whole("prefill_step_size", prefill_step_size)
-            if prefill_step_size < 1:
-                raise ConfigError(f"prefill_step_size must be at least 1, found {prefill_step_size}")
+            _whole("prefill_step_size", prefill_step_size, least=1)
+            if kv_bits is not None and (isinstance(kv_bits, bool) or kv_bits not in _KV_BITS):
+                raise ConfigError(f"kv_bits must be None or one of {_KV_BITS}, found {kv_bits!r}")
             return Session(
                 self,
                 tokens,
@@ -267,7 +270,7 @@ class KVPrefixCache:
         return reserve(self._state, nbytes, protect)
 
     def evict(self, nbytes: int) -> Eviction:
-        """Evicts the shortest run of the LRU order that has ``nbytes``; pinned entries stay.
+        """Evicts the shortest run of the order of eviction that has ``nbytes``; pinned entries stay.
 
         When it returns, MLX active + cached memory is lower by what the ledger dropped. ``evict(0)``
         does nothing.
@@ -296,11 +299,14 @@ class KVPrefixCache:
 
         Raises:
             ConfigError: A negative number.
+            TypeError: No number.
         """
         state = self._state
         state.enter("evict_idle")
 
         def since() -> int | None:
+            if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+                raise TypeError(f"seconds must be a number, found {type(seconds).__name__}")
             if not seconds >= 0:
                 raise ConfigError(f"seconds must not be negative, found {seconds}")
             stamp = state.stamp() - seconds * 1e6
@@ -439,9 +445,9 @@ class KVPrefixCache:
             self._state.segments.check(figures.nbytes, figures.buffers, figures.segments, figures.checkpoints)
 
 
-def _whole(name: str, value: int) -> int:
+def _whole(name: str, value: int, least: int = 0) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an int, found {type(value).__name__}")
-    if not 0 <= value <= LARGEST:
-        raise ConfigError(f"{name} must be from 0 to {LARGEST}, found {value}")
+    if not least <= value <= LARGEST:
+        raise ConfigError(f"{name} must be from {least} to {LARGEST}, found {value}")
     return value

@@ -71,7 +71,7 @@ class Relief:
         self._given_up = False
 
     def units(self) -> int:
-        """Units of the LRU order that should go now; 0 once enough went, or none would help."""
+        """Units of the order of eviction that should go now; 0 once enough went, or none would help."""
         excess = 0 if self._given_up else self._excess()
         before, self._before = self._before, excess
         if excess <= 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -61,6 +62,8 @@ class MediaSpan:
 
 def media_keys(media: Sequence[MediaSpan]) -> list[tuple[int, int, bytes]]:
     """The spans as the index takes them, in order of their start."""
+    if not isinstance(media, Iterable):
+        raise TypeError(f"media must be a sequence of MediaSpan, found {type(media).__name__}")
     for span in media:
         if not isinstance(span, MediaSpan):
             raise TypeError(f"media must be a sequence of MediaSpan, found {type(span).__name__}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from copy import copy
 from operator import index as integer
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -67,19 +68,20 @@ class Session:
         kv_bits: int | None,
     ) -> None:
         self.stored: Stored | None = None
+        self._entered = False
         self._cache = cache
         self._ranks = cache._state.ranks
         self._local_spans = self._spans_only = True
-        self._tokens = tokens
+        self._tokens = _copied(tokens)
         self._models = [each for each in (model, draft_model) if each is not None]
         self._namespace = namespace
-        self._media = tuple(media)
         self._spans = media_keys(media)
+        self._media = tuple(media)
         self._take = take
         self._step = prefill_step_size
         self._kv_bits = kv_bits
-        # A copy: the engine may use its buffer again, or append to it, while the request runs.
-        key = Tokens(tokens)
+        # A copy, too: the engine may use its buffer again, or append to it, while the request runs.
+        key = Tokens(self._tokens)
         self._key = key.head(len(key))
         self._appended: list[int] = []
         # Tokens that all layers are known to have run, and the state arrays at that moment.
@@ -87,6 +89,9 @@ class Session:
         self._noted: list[weakref.ref[Any]] = []
 
     def __enter__(self) -> Self:
+        if self._entered:
+            raise ConfigError("a session is one request and was entered before; make a new one for the next")
+        self._entered = True
         cache = self._cache
         self.hit = cache.fetch(self._tokens, namespace=self._namespace, media=self._media, take=self._take)
         self.remaining = self.hit.remaining
@@ -177,6 +182,10 @@ class Session:
         Raises:
             TypeError: The token is no integer.
         """
+        if not self._entered:
+            raise ConfigError(
+                "append was called before the session was entered; use it inside the with block"
+            )
         self._appended.append(integer(token))
         self._note(len(self._key) + len(self._appended))
 
@@ -206,22 +215,22 @@ class Session:
         except AllocationError as error:
             logger.warning("no checkpoint at token {}: {}", at, error)
 
-    def _leave(self, failed: bool) -> None:
+    def _leave(self, error: BaseException | None) -> None:
         key = self._key
 
-        def propose() -> tuple[int, bool]:
+        def propose() -> tuple[int]:
             nonlocal key
             key = self._key.extended(self._appended)
-            return self._storable(len(key), failed), not failed
+            return (self._storable(len(key), error),)
 
         self._cache._state.enter("the end of a session")
-        lows, highs = self._ranks.propose(propose, 2)
+        lows, highs = self._ranks.propose(propose, 1)
         length = lows[0]
         # Of span layers all hold the smallest length; others stand where they stand, or nowhere.
-        if length > 0 and (self._spans_only or (lows[1] and length == highs[0])):
+        if length > 0 and (self._spans_only or length == highs[0]):
             self.stored = self._store(key.head(length), length if self._local_spans else None)
 
-    def _storable(self, tokens: int, failed: bool) -> int:
+    def _storable(self, tokens: int, error: BaseException | None) -> int:
         """Tokens that all layers are known to have run, at most ``tokens``; 0 where none is."""
         try:
             prompt = Prompt(self.prompt_cache)
@@ -231,13 +240,17 @@ class Session:
         if self._spans_only:
             # Layers of an interrupted pass are at different offsets: all have run the smallest.
             length = min(tokens, *known) if known else 0
-            return min(length, self._known) if failed else length
-        if failed:
+            return min(length, self._known) if error is not None else length
+        if isinstance(error, KeyboardInterrupt):
+            # It can come between a window's rows and its offset.
             return 0
         if None in prompt.offsets:
             # Nothing shows where these layers stand, but that they have not moved since.
             known.add(0 if self._moved() else self._known)
         length = known.pop() if len(known) == 1 else 0
+        if error is not None:
+            # A pass that broke off may have gone through all layers; what counts is what was told.
+            return length if length == self._known else 0
         return length if length <= tokens else 0
 
     def _moved(self) -> bool:
@@ -258,11 +271,16 @@ class Session:
         trace: TracebackType | None,
     ) -> None:
         try:
-            self._leave(failed=error is not None)
+            self._leave(error)
         except Exception:
             if error is None:
                 raise
             logger.exception("a session that ended with an exception could not store what was computed")
+
+
+def _copied(tokens: Any) -> Any:
+    """The same tokens in a buffer of their own, of the same type."""
+    return mx.array(tokens) if isinstance(tokens, mx.array) else copy(tokens)
 
 
 def _make(model: Any) -> list[Any]:

@@ -130,7 +130,7 @@ class State:
         return eviction
 
     def evict(self, need: Callable[[CacheIndex], tuple[int, int]]) -> Eviction:
-        """One cycle that evicts the shortest run of the LRU order with so many bytes and tokens.
+        """One cycle that evicts the shortest run of the order of eviction with so many bytes and tokens.
 
         Args:
             need: (bytes, tokens) that must go; called under the lock, may refuse bad input.
@@ -151,7 +151,7 @@ class State:
         return self.evict_units(self.ranks.most(count))
 
     def evict_units(self, units: int) -> Eviction:
-        """One cycle that evicts ``units`` of the LRU order."""
+        """One cycle that evicts ``units`` of the order of eviction."""
         return self.cycle(lambda index: index.evict(units=units))
 
     def relieve(self, relief: Relief, units: int | None = None) -> Eviction:

@@ -179,7 +179,9 @@ class Store:
             return self._result("already" if whole else "truncated", length=reading.length)
         if outcome == "too_large":
             held = self._held(reading.length)
-            return self._result("too_large", length=held, detail="it does not fit beside what is protected")
+            return self._result(
+                "too_large", length=held, detail="it does not fit the limits beside what is pinned or in use"
+            )
         return self._result("truncated", detail="no token stands before the media span")
 
     def _given_up(self, length: int) -> Stored:

@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from kvcache import POLICIES
 from kvcache.cli.console import CliError
 from kvcache.cli.demo import check_folder
 
@@ -43,6 +44,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         type=_mlx_lm_size,
         metavar="SIZE",
         help="mlx_lm.server's option: the same limit, in which requests that run in a batch are counted too",
+    )
+    parser.add_argument(
+        "--policy",
+        choices=POLICIES,
+        default="lru",
+        help="what is evicted next (default: lru); kvcache replay --policy compares them",
     )
     parser.add_argument(
         "--metrics-port",
@@ -101,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
         arguments += ["--prompt-cache-bytes", str(args.prompt_cache_bytes)]
     arguments += ["--prompt-cache-size", str(NO_SIZE), *args.passed_on]
     try:
-        with installed(max_size=None, max_bytes=None) as installation:
+        with installed(max_size=None, max_bytes=None, policy=args.policy) as installation:
             serving = Serving(installation, args.cache_bytes, args.metrics_port)
             names = {"run": serving.run, "ModelProvider": FreezingModelProvider}
             with replaced(server, **names), replaced(sys, argv=arguments):

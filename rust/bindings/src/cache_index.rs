@@ -210,7 +210,7 @@ impl CacheIndex {
         Ok(dropped.map_err(|error| to_python(&error))?.into())
     }
 
-    /// Evicts the shortest run of the LRU order that reaches all figures.
+    /// Evicts the shortest run of the order of eviction that reaches all figures.
     #[pyo3(signature = (*, nbytes = 0, buffers = 0, tokens = 0, units = 0, sequences = 0))]
     fn evict(&self, nbytes: i64, buffers: i64, tokens: i64, units: i64, sequences: i64) -> PyResult<Dropped> {
         let need = core::Need {

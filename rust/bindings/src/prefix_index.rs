@@ -11,7 +11,7 @@ use crate::error::{ConfigError, broken, lock};
 use crate::tokens;
 use crate::types::{Evicted, IndexStats, Inserted, Match};
 
-/// A native prefix tree over token ids with LRU order and byte ledger; bookkeeping only.
+/// A native prefix tree over token ids with an order of eviction and a byte ledger; bookkeeping only.
 ///
 /// For schedulers, routers and simulation: it holds no arrays and imports no MLX. Safe to share between
 /// threads. Raises `ConfigError` for a limit or size that is negative or beyond 63 bits.

@@ -48,6 +48,7 @@ class KVPrefixCache:
         memory_limit: As of ``kvcache.KVPrefixCache``.
         pressure: None: the machine's memory as exo watches it, with ``EXO_MEMORY_THRESHOLD`` and
             ``EXO_PREFILL_MEMORY_THRESHOLD``, else ``KVCACHE_MEMORY_THRESHOLD``, else by its size.
+        policy: As of ``kvcache.KVPrefixCache``.
         make_cache: Makes a fresh cache for a model; pass exo's ``make_kv_cache`` where its
             ``KV_CACHE_BITS`` is set. None: the model's ``make_cache()``, or a KVCache a layer.
 
@@ -66,11 +67,16 @@ class KVPrefixCache:
         max_bytes: int | str | None = None,
         memory_limit: float | str | None = None,
         pressure: PressureSource | None = None,
+        policy: str = "lru",
         make_cache: Callable[[Any], list[Any]] | None = None,
     ) -> None:
         self._pressure = MemoryPressure() if pressure is None else pressure
         self.cache = PrefixCache(
-            max_bytes=max_bytes, memory_limit=memory_limit, pressure=self._pressure, group=group
+            max_bytes=max_bytes,
+            memory_limit=memory_limit,
+            pressure=self._pressure,
+            policy=policy,
+            group=group,
         )
         self._group = group
         self._make_cache = _fresh if make_cache is None else make_cache

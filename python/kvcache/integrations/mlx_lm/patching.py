@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def installed(*, max_size: int | None, max_bytes: int | str | None) -> Iterator[Installation]:
+def installed(*, max_size: int | None, max_bytes: int | str | None, policy: str) -> Iterator[Installation]:
     """See :func:`kvcache.integrations.mlx_lm.patch`."""
-    installation = Installation(max_size, max_bytes)
+    installation = Installation(max_size, max_bytes, policy)
     with replaced(server, **installation.names()):
         yield installation
 
@@ -56,11 +56,13 @@ class Installation:
         prompt_cache: The server's cache; None until the server has made it.
     """
 
-    def __init__(self, max_size: int | None, max_bytes: int | str | None) -> None:
-        PromptCache(max_size, max_bytes).cache.close()  # refuses bad limits now, not in a server's thread
+    def __init__(self, max_size: int | None, max_bytes: int | str | None, policy: str) -> None:
+        # Refuses what cannot be used now, and not in a server's thread.
+        PromptCache(max_size, max_bytes, policy=policy).cache.close()
         self.prompt_cache: PromptCache | None = None
         self._max_size = max_size
         self._max_bytes = max_bytes
+        self._policy = policy
         self._server_bytes: int | None = None
 
     def names(self) -> dict[str, Any]:
@@ -80,6 +82,7 @@ class Installation:
         self.prompt_cache = PromptCache(
             max_size if self._max_size is None else self._max_size,
             max_bytes if self._max_bytes is None else self._max_bytes,
+            policy=self._policy,
         )
         return self.prompt_cache
 

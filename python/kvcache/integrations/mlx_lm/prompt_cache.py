@@ -66,6 +66,7 @@ class PromptCache:
         max_bytes: Bytes held at every moment; None: no such limit.
         memory_limit: As of ``KVPrefixCache``.
         pressure: As of ``KVPrefixCache``.
+        policy: As of ``KVPrefixCache``.
         gc: As of ``KVPrefixCache``.
 
     Attributes:
@@ -84,6 +85,7 @@ class PromptCache:
         *,
         memory_limit: float | str | None = None,
         pressure: PressureSource | None = None,
+        policy: str = "lru",
         gc: GcPolicy = "always",
     ) -> None:
         if max_size is not None and (isinstance(max_size, bool) or not isinstance(max_size, int)):
@@ -99,6 +101,7 @@ class PromptCache:
             memory_limit=memory_limit,
             pressure=pressure,
             segment_tokens=_SEGMENT_TOKENS,
+            policy=policy,
             gc=gc,
         )
         self.namespaces = Namespaces()
