@@ -165,7 +165,7 @@ class KVPrefixCache:
             namespace: As in :meth:`fetch`.
             media: As in :meth:`fetch`.
             length: Store this many tokens only; for caches whose layers can all be cut there.
-            label: Counted by label.
+            label: A kind of store, counted by itself in the statistics; a cache takes 1,024 of them.
             donate: Move the layers in one by one: the caller's cache is empty afterwards, unless
                 the store was refused. What fails half-way has lost that one entry.
 
@@ -175,7 +175,7 @@ class KVPrefixCache:
         Raises:
             TokenError: A token id that is out of range.
             TypeError: Tokens or prompt_cache of another type.
-            ConfigError: A media span that ends behind the tokens.
+            ConfigError: A media span that ends behind the tokens; a label beyond those.
             AllocationError: There is no memory for the copy, not even after an eviction; what was
                 stored before is still there, less what was evicted.
         """

@@ -41,7 +41,8 @@ class Session:
     Leaving stores also after an exception or a cancelled prefill, as far as the layers are known
     to be in step: a model of span layers up to the last completed chunk or appended token. State
     layers do not show where they stand, so models with such are stored where ``on_progress`` or
-    ``append`` was last called, if they have not moved since; of checkpoints made before, all stay.
+    ``append`` was last called, if they have not moved since, and after a KeyboardInterrupt not at
+    all; checkpoints made before stay. A session is one request: it is entered once.
 
     Attributes:
         hit: What the fetch found.
