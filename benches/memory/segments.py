@@ -111,7 +111,7 @@ def _document(
         "  [hit_rates.md](hit_rates.md).",
         f"- Lookup, insert: one prompt of {TOKENS:,} int32 tokens in `PrefixIndex`, medians.",
         f"- Store, fetch: {SHAPE.tokens:,} tokens, {SHAPE.layers} layers, {mb:.0f} MB of float32; bytes read",
-        "  and written a second, medians, MLX's pool off. `make bench-memory` holds them against plain copies.",
+        "  and written a second, MLX's pool off. `make bench-memory` holds them against plain copies.",
         "- Buffers: MLX arrays that the entry is held in.",
         "- Waste: tokens evicted beyond what was asked for, at most.",
         "",
