@@ -160,7 +160,10 @@ impl PrefixIndex {
     /// Drops everything, leased or not: all leases are void.
     pub fn clear(&mut self) -> Dropped {
         let trees: Vec<TreeId> = self.trees.forest.iter().map(|(id, _)| id).collect();
-        self.drop_trees(&trees)
+        let dropped = self.drop_trees(&trees);
+        // What an order remembers of what it evicted goes, too.
+        self.trees.ranked = self.limits.policy.ranked();
+        dropped
     }
 
     fn drop_trees(&mut self, trees: &[TreeId]) -> Dropped {

@@ -92,6 +92,7 @@ proptest! {
         index.clear();
         index.validate().unwrap();
         prop_assert_eq!(index.nbytes(), 0);
+        prop_assert!(index.stats().index_bytes < 4_000, "{} bytes left", index.stats().index_bytes);
     }
 
     /// What an order decides depends on tokens alone: other bytes, same victims.
