@@ -30,9 +30,12 @@ settings.register_profile(
 settings.load_profile("repeatable")
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def loaded() -> None:
-    """Keeps what mlx_lm and transformers brought out of the collections that each test makes."""
+    """Keeps what mlx_lm, transformers and earlier files brought out of the collections that tests make.
+
+    With all test files' modules in it, a collection takes a hundred times as long.
+    """
     if mx is None:
         return
     import mlx_lm.models.cache  # noqa: F401
