@@ -73,7 +73,6 @@ class Session:
         self._cache = cache
         self._ranks = cache._state.ranks
         self._local_spans = self._spans_only = True
-        self._tokens = _copied(tokens)
         self._models = [each for each in (model, draft_model) if each is not None]
         self._namespace = namespace
         self._spans = media_keys(media)
@@ -81,8 +80,9 @@ class Session:
         self._take = take
         self._step = prefill_step_size
         self._kv_bits = kv_bits
-        # A copy, too: the engine may use its buffer again, or append to it, while the request runs.
-        key = Tokens(self._tokens)
+        key = Tokens(tokens)
+        # Copies: the engine may use its buffer again, or append to it, while the request runs.
+        self._tokens = _copied(tokens)
         self._key = key.head(len(key))
         self._appended: list[int] = []
         # Tokens that all layers are known to have run, and the state arrays at that moment.

@@ -88,7 +88,9 @@ def test_a_pass_raises_between_layers(
         if Kinds.of(request.prompt_cache).spans_only:
             assert (request.stored.length if request.stored else 0) >= known
         elif not caught:
-            assert request.stored is None
+            # Where no layer of the pass had run, what was known before it is kept.
+            known = max(known, request.hit.length)
+            assert request.stored is None or request.stored.length == known
 
 
 def interrupted(patch, model, request, tokens, number, passes, caught) -> None:

@@ -153,11 +153,16 @@ class Calls:
         self.model: PosKV = self.choose.choice(self.models[self.space])
         self.prompt = random_prompt(self.choose, media=name != "session")
         self.media = [MediaSpan(span.start, span.length, span.picture) for span in self.prompt.media]
-        faulty = not self.calm and self.own.random() < 0.04
+        # At the very end of a session one rank alone may fail: nobody waits for anybody there. It then
+        # has an error of its own, and does not learn of another rank's.
+        one_fails = name == "session" and self.choose.random() < 0.1
+        whose = self.choose.randrange(self.size)
+        self.ends_badly = one_fails and (self.calm or whose == self.rank)
+        faulty = not self.calm and not one_fails and self.own.random() < 0.04
         before = self.cache._state.ranks.collectives
         try:
             with failing(self.own.randint(1, 4), self.own.choice((1, 100))) if faulty else nullcontext():
-                self.pressure.awake = True
+                self.pressure.awake = not one_fails
                 outcome = getattr(self, name)()
         except EXPECTED:
             outcome = ["failed"]
@@ -225,8 +230,6 @@ class Calls:
     def session(self) -> list[Any]:
         ids, model = list(self.prompt.ids), self.models[self.space][0]
         stop_at = self.choose.choice((None, None, None, 1, 2))
-        # At the very end one rank alone may fail: nobody waits for anybody there.
-        ends_badly = self.own.random() < 0.1
         session = self.cache.session(
             ids, model=model, namespace=self.space, prefill_step_size=4, take=self.choose.random() < 0.2
         )
@@ -245,7 +248,7 @@ class Calls:
                 for token in range(self.choose.randint(0, 3)):
                     model.grow(session.prompt_cache, [token])
                     session.append(token)
-                if ends_badly:
+                if self.ends_badly:
                     raise EngineError
         except EngineError:
             pass
