@@ -78,19 +78,20 @@ pub(crate) fn any_media(keys: &[u32]) -> bool {
     seen.iter().chain(rest).fold(0, |bits, key| bits | key) & MEDIA_BIT != 0
 }
 
-/// How many leading keys are equal. O(n): one comparison of all keys where they are equal, else a
-/// bisection, whose comparisons end at the first difference.
-pub(crate) fn common_prefix(a: &[u32], b: &[u32]) -> usize {
+/// How many leading keys are equal, and how many were compared at most. O(n): one comparison of all
+/// keys where they are equal, else a bisection, whose comparisons end at the first difference.
+pub(crate) fn common_prefix(a: &[u32], b: &[u32]) -> (usize, usize) {
     const SCAN: usize = 8;
     let n = a.len().min(b.len());
     let (mut a, mut b) = (&a[..n], &b[..n]);
     if a == b {
-        return n;
+        return (n, n);
     }
-    let mut equal = 0;
+    let (mut equal, mut compared) = (0, n);
     while a.len() > SCAN {
         let half = a.len() / 2;
         let (left, right) = (a.split_at(half), b.split_at(half));
+        compared += half;
         if left.0 == right.0 {
             equal += half;
             (a, b) = (left.1, right.1);
@@ -98,7 +99,8 @@ pub(crate) fn common_prefix(a: &[u32], b: &[u32]) -> usize {
             (a, b) = (left.0, right.0);
         }
     }
-    equal + a.iter().zip(b).take_while(|(x, y)| x == y).count()
+    equal += a.iter().zip(b).take_while(|(x, y)| x == y).count();
+    (equal, compared + a.len())
 }
 
 #[cfg(test)]
@@ -111,10 +113,12 @@ mod tests {
         for at in 0..a.len() {
             let mut b = a.clone();
             b[at] += 1000;
-            assert_eq!(common_prefix(&a, &b), at);
+            let (equal, compared) = common_prefix(&a, &b);
+            assert_eq!(equal, at);
+            assert!((200..=2 * 200).contains(&compared));
         }
-        assert_eq!(common_prefix(&a, &a[..77]), 77);
-        assert_eq!(common_prefix(&[], &a), 0);
+        assert_eq!(common_prefix(&a, &a[..77]), (77, 77));
+        assert_eq!(common_prefix(&[], &a), (0, 0));
     }
 
     #[test]

@@ -38,6 +38,8 @@ pub struct Match {
     pub layout: Option<LayoutId>,
     /// Nodes compared with the query.
     pub visited: usize,
+    /// Keys compared with the query, at most.
+    pub compared: usize,
 }
 
 /// One segment's part in a hit, in order from the root.
@@ -232,15 +234,18 @@ impl PrefixIndex {
             checkpoint_at: None,
             layout: None,
             visited: 0,
+            compared: 0,
         };
         let mut best = (nothing, None);
         for &tree in trees {
             let (mut found, place) = self.find_in(tree, query, limit)?;
             found.visited += best.0.visited;
+            found.compared += best.0.compared;
             if (found.length, found.matched) >= (best.0.length, best.0.matched) {
                 best = (found, place);
             }
             best.0.visited = found.visited;
+            best.0.compared = found.compared;
         }
         Ok(best)
     }
@@ -269,6 +274,7 @@ impl PrefixIndex {
             checkpoint_at: (checkpointed && length < usable).then_some(usable),
             layout: (length > 0).then_some(trees.forest.get(tree).layout),
             visited: walked.visited,
+            compared: walked.compared,
         };
         Ok((found, place.filter(|_| length > 0)))
     }

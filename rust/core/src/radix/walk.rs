@@ -14,6 +14,8 @@ pub(crate) struct Walk {
     pub(crate) node: NodeId,
     /// Nodes compared with the query, for tests that count work instead of time.
     pub(crate) visited: usize,
+    /// Keys compared, at most; likewise.
+    pub(crate) compared: usize,
     /// The walk ended at a key of a media span in the tree.
     pub(crate) media: bool,
 }
@@ -28,7 +30,7 @@ impl Walk {
 /// Matches `query` from `root` down. O(len(query)): one comparison of each key, one child look-up
 /// a node. Checks that the query's keys are tokens on the way.
 pub(crate) fn walk(arena: &Arena, root: NodeId, query: &Query<'_>) -> Result<Walk, Error> {
-    let mut found = Walk { matched: 0, node: root, visited: 0, media: false };
+    let mut found = Walk { matched: 0, node: root, visited: 0, compared: 0, media: false };
     while let Some(&next) = query.keys.get(found.matched) {
         let Some(child) = arena[found.node].children.get(next) else { break };
         let node = &arena[child];
@@ -37,8 +39,9 @@ pub(crate) fn walk(arena: &Arena, root: NodeId, query: &Query<'_>) -> Result<Wal
             // A stored media key may equal an invalid token.
             check_tokens(&rest[..rest.len().min(node.len())], found.matched)?;
         }
-        let common = common_prefix(&node.keys, rest);
+        let (common, compared) = common_prefix(&node.keys, rest);
         found.visited += 1;
+        found.compared += compared;
         found.matched += common;
         found.node = child;
         if common < node.len() {

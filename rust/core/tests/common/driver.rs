@@ -303,5 +303,5 @@ impl<I: Index> Driver<I> {
 }
 
 fn matched(found: &Match, expected: &Match) -> Outcome {
-    same("match", &Match { visited: 0, ..*found }, expected)
+    same("match", &Match { visited: 0, compared: 0, ..*found }, expected)
 }

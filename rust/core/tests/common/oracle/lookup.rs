@@ -55,7 +55,15 @@ impl Tree {
 impl Oracle {
     fn find(&self, namespace: &str, prompt: &Prompt, limit: usize) -> (Match, Option<Serving>) {
         let reason = if limit == 0 { Reason::TooShort } else { Reason::NoEntry };
-        let nothing = Match { length: 0, matched: 0, reason, checkpoint_at: None, layout: None, visited: 0 };
+        let nothing = Match {
+            length: 0,
+            matched: 0,
+            reason,
+            checkpoint_at: None,
+            layout: None,
+            visited: 0,
+            compared: 0,
+        };
         let mut best = (nothing, None);
         for tree in self.trees.iter().filter(|tree| tree.place.namespace == namespace) {
             let found = self.find_in(tree, prompt, limit);
@@ -92,6 +100,7 @@ impl Oracle {
             checkpoint_at: (tree.place.checkpointed && length < usable).then_some(usable),
             layout: (length > 0).then_some(LayoutId(tree.place.layout)),
             visited: 0,
+            compared: 0,
         };
         (found, serving)
     }
