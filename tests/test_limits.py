@@ -6,9 +6,10 @@ from random import Random
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
-from kvcache import KVPrefixCache
+from kvcache import ConfigError, KVPrefixCache
 from tests.support.entries import alive, fill
 from tests.support.layers import KV, Arrays, Rotating
 from tests.support.memory import active
@@ -158,3 +159,29 @@ def test_no_shorter_run_of_the_lru_order_would_do(seed: int) -> None:
         shortest = next((n for n in range(1, len(order) + 1) if sum(order[:n]) >= asked), len(order))
         assert evicted.nbytes == sum(order[:shortest])
         cache.validate()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "error", "says"),
+    [
+        (-1, ConfigError, "must not be negative, found -1"),
+        (float("nan"), ConfigError, "found nan"),
+        (None, TypeError, "seconds must be a number, found NoneType"),
+        ("1", TypeError, "found str"),
+        (True, TypeError, "found bool"),
+    ],
+)
+def test_idle_seconds_that_are_none(seconds: Any, error: type[Exception], says: str) -> None:
+    cache, model = KVPrefixCache(), PosKV(KV())
+    fill(cache, model, 1, 5)
+    with pytest.raises(error, match=says):
+        cache.evict_idle(seconds)
+    cache.validate()
+    assert alive(cache, 1, 5) == [0]
+
+
+def test_idle_seconds_of_numpy() -> None:
+    cache, model = KVPrefixCache(clock=lambda: 10.0), PosKV(KV())
+    fill(cache, model, 1, 5)
+    assert not cache.evict_idle(np.float32(1))
+    assert cache.evict_idle(np.int64(0)).segments == 1

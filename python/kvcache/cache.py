@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from functools import partial
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import mlx.core as mx
@@ -90,8 +91,6 @@ class KVPrefixCache:
             raise TypeError(f"group must be an mx.distributed.Group, found {type(group).__name__}")
         _whole("segment_tokens", segment_tokens, least=1)
         _whole("max_checkpoints", max_checkpoints, least=1)
-        if not isinstance(policy, str):
-            raise TypeError(f"policy must be a str, found {type(policy).__name__}")
         info = mx.device_info()
         index = CacheIndex(
             max_bytes=None if max_bytes is None else parse_size(max_bytes, "max_bytes"),
@@ -236,7 +235,7 @@ class KVPrefixCache:
 
         def begin() -> Session:
             _whole("prefill_step_size", prefill_step_size, least=1)
-            if kv_bits is not None and (isinstance(kv_bits, bool) or kv_bits not in _KV_BITS):
+            if kv_bits is not None and (isinstance(kv_bits, bool | float) or kv_bits not in _KV_BITS):
                 raise ConfigError(f"kv_bits must be None or one of {_KV_BITS}, found {kv_bits!r}")
             return Session(
                 self,
@@ -305,7 +304,7 @@ class KVPrefixCache:
         state.enter("evict_idle")
 
         def since() -> int | None:
-            if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+            if isinstance(seconds, bool) or not isinstance(seconds, Real):
                 raise TypeError(f"seconds must be a number, found {type(seconds).__name__}")
             if not seconds >= 0:
                 raise ConfigError(f"seconds must not be negative, found {seconds}")

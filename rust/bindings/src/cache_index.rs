@@ -6,7 +6,7 @@ use kvcache_core as core;
 use pyo3::prelude::*;
 
 use crate::error::{broken, lock, to_python};
-use crate::prefix_index::{limits, not_negative};
+use crate::prefix_index::{Policy, limits, not_negative};
 use crate::tokens::{SpanArgument, Tokens};
 use crate::types::{Acquired, Committed, Drafted, Dropped, IndexStats, Match, Planned};
 
@@ -54,7 +54,7 @@ impl CacheIndex {
         max_buffers: Option<i64>,
         segment_tokens: i64,
         max_checkpoints: i64,
-        policy: &str,
+        policy: Policy,
     ) -> PyResult<Self> {
         let limits = limits(max_bytes, max_buffers, segment_tokens, max_checkpoints, policy)?;
         Ok(Self(Mutex::new(core::PrefixIndex::new(limits))))

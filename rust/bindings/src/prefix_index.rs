@@ -4,8 +4,9 @@ use std::sync::Mutex;
 
 use kvcache_core as core;
 use pyo3::Borrowed;
-use pyo3::exceptions::PyOverflowError;
+use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
+use pyo3::types::PyString;
 
 use crate::error::{ConfigError, broken, lock};
 use crate::tokens;
@@ -23,7 +24,7 @@ pub(crate) fn limits(
     max_buffers: Option<i64>,
     segment_tokens: i64,
     max_checkpoints: i64,
-    policy: &str,
+    policy: Policy,
 ) -> PyResult<core::Limits> {
     let positive = |name: &str, value: i64| {
         let usable = usize::try_from(value).ok().filter(|value| *value > 0);
@@ -40,10 +41,7 @@ pub(crate) fn limits(
         max_buffers: limit("max_buffers", max_buffers, default.max_buffers)?,
         segment_tokens: positive("segment_tokens", segment_tokens)?,
         max_checkpoints: positive("max_checkpoints", max_checkpoints)?,
-        policy: core::Policy::named(policy).ok_or_else(|| {
-            let known: Vec<&str> = core::Policy::ALL.into_iter().map(core::Policy::name).collect();
-            ConfigError::new_err(format!("policy must be one of {}, found {policy:?}", known.join(", ")))
-        })?,
+        policy: policy.0,
     })
 }
 
@@ -63,6 +61,26 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Size {
     }
 }
 
+/// A policy by its name.
+#[derive(Default)]
+pub(crate) struct Policy(core::Policy);
+
+impl<'a, 'py> FromPyObject<'a, 'py> for Policy {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        let Ok(name) = object.cast::<PyString>() else {
+            let found = tokens::type_name(&object);
+            return Err(PyTypeError::new_err(format!("policy must be a str, found {found}")));
+        };
+        let name = name.to_string_lossy();
+        core::Policy::named(&name).map(Self).ok_or_else(|| {
+            let known = core::Policy::ALL.map(core::Policy::name).join(", ");
+            ConfigError::new_err(format!("policy must be one of {known}, found {name:?}"))
+        })
+    }
+}
+
 pub(crate) fn not_negative(name: &str, value: i64) -> PyResult<u64> {
     u64::try_from(value)
         .map_err(|_| ConfigError::new_err(format!("{name} must not be negative, found {value}")))
@@ -72,14 +90,14 @@ pub(crate) fn not_negative(name: &str, value: i64) -> PyResult<u64> {
 impl PrefixIndex {
     #[new]
     #[pyo3(
-        signature = (*, max_bytes = None, max_buffers = None, segment_tokens = Size(1024), policy = "lru"),
+        signature = (*, max_bytes = None, max_buffers = None, segment_tokens = Size(1024), policy = Policy::default()),
         text_signature = "(*, max_bytes=None, max_buffers=None, segment_tokens=1024, policy='lru')"
     )]
     fn new(
         max_bytes: Option<Size>,
         max_buffers: Option<Size>,
         segment_tokens: Size,
-        policy: &str,
+        policy: Policy,
     ) -> PyResult<Self> {
         let (max_bytes, max_buffers) = (max_bytes.map(|size| size.0), max_buffers.map(|size| size.0));
         let limits = limits(max_bytes, max_buffers, segment_tokens.0, 1, policy)?;

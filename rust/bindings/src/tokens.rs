@@ -129,7 +129,7 @@ fn wrong_type(found: &Bound<'_, PyAny>) -> PyErr {
     ))
 }
 
-fn type_name(found: &Bound<'_, PyAny>) -> String {
+pub(crate) fn type_name(found: &Bound<'_, PyAny>) -> String {
     found.get_type().name().map_or_else(|_| "an object".to_owned(), |name| name.to_string())
 }
 

@@ -203,6 +203,20 @@ impl NaiveGreedyDual {
     }
 }
 
+/// Finds and misses the same pages as the model.
+fn alike(
+    policy: Policy,
+    room: usize,
+    pages: Vec<u32>,
+    mut naive: impl FnMut(u32) -> bool,
+) -> Result<(), TestCaseError> {
+    let mut index = index_of(policy, room);
+    for (at, page) in pages.into_iter().enumerate() {
+        prop_assert_eq!(request(&mut index, page), naive(page), "request {}", at);
+    }
+    Ok(())
+}
+
 /// Page numbers with some that come again and again.
 fn pages(count: usize) -> impl Strategy<Value = Vec<u32>> {
     vec(prop_oneof![2 => 0_u32..4, 3 => 0_u32..12, 2 => 0_u32..60], 1..count)
@@ -213,20 +227,14 @@ proptest! {
 
     #[test]
     fn arc_does_what_the_paper_says(room in 1_usize..10, pages in pages(300)) {
-        let mut index = index_of(Policy::Arc, room);
         let mut naive = NaiveArc { pages: room, ..NaiveArc::default() };
-        for (at, page) in pages.into_iter().enumerate() {
-            prop_assert_eq!(request(&mut index, page), naive.request(page), "request {}", at);
-        }
+        alike(Policy::Arc, room, pages, |page| naive.request(page))?;
     }
 
     #[test]
     fn greedy_dual_does_what_the_papers_say(room in 1_usize..10, pages in pages(300)) {
-        let mut index = index_of(Policy::GreedyDual, room);
         let mut naive = NaiveGreedyDual { pages: room, ..NaiveGreedyDual::default() };
-        for (at, page) in pages.into_iter().enumerate() {
-            prop_assert_eq!(request(&mut index, page), naive.request(page), "request {}", at);
-        }
+        alike(Policy::GreedyDual, room, pages, |page| naive.request(page))?;
     }
 
     /// The account's promise, at every moment of any traffic: LRU has not found more than one token

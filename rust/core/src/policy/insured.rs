@@ -87,6 +87,7 @@ impl Order for InsuredArc {
     }
 }
 
+/// ARC's choice as far as it is covered, else that of LRU.
 struct Insured<'a> {
     arc: Box<dyn Chooser + 'a>,
     shadow: &'a Shadow,

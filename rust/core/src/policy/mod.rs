@@ -84,7 +84,7 @@ pub(crate) struct Standing {
 }
 
 /// The unit of a list that would go first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct First {
     /// Counts uses: the lower, the longer ago.
     pub(crate) used: u64,

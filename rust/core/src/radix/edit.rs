@@ -92,7 +92,6 @@ impl Trees {
         self.count(tree, shape.label, amount);
         self.forest.get_mut(tree).nodes += 1;
         self.came(id, false);
-        self.settle(parent);
         id
     }
 
@@ -296,7 +295,7 @@ impl Trees {
         }
     }
 
-    /// A node has won its first child or lost its last.
+    /// A node may have lost its last child. One that wins a child is leased, or touched afterwards.
     fn settle(&mut self, id: NodeId) {
         if self.ranked.is_some() && !self.arena[id].is_root() {
             let ready = self.can_go(id);

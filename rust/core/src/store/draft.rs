@@ -131,7 +131,13 @@ impl PrefixIndex {
     }
 
     /// Whether all of the key is held; if so, refreshes it and notes the end.
-    fn held(&mut self, request: &StoreRequest<'_>, walked: &Walk, length: usize, stamp: u64) -> bool {
+    pub(super) fn held(
+        &mut self,
+        request: &StoreRequest<'_>,
+        walked: &Walk,
+        length: usize,
+        stamp: u64,
+    ) -> bool {
         let mut node = walked.node;
         while self.trees.arena[node].start() >= length {
             node = self.trees.arena[node].parent;

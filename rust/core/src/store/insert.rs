@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::evict::{Dropped, Need};
-use crate::ids::{LayoutId, NodeId, SegmentId, TreeId};
+use crate::ids::{LayoutId, NodeId, SegmentId};
 use crate::index::PrefixIndex;
 use crate::keys::{Query, check_tokens};
 use crate::radix::edit::SegmentShape;
@@ -49,10 +49,7 @@ impl PrefixIndex {
         let (planned, evicted) = self.plan(&request, stamp)?;
         let plan = match planned {
             Planned::Ready(plan) => plan,
-            Planned::Already => {
-                return Ok(Inserted { length: query.cuts.back(query.len()), new_tokens: 0, evicted });
-            }
-            Planned::TooLarge | Planned::InsideMedia => {
+            Planned::Already | Planned::TooLarge | Planned::InsideMedia => {
                 let length = self.match_prefix(namespace, query, query.len(), None)?.length;
                 return Ok(Inserted { length, new_tokens: 0, evicted });
             }
@@ -63,15 +60,32 @@ impl PrefixIndex {
         Ok(Inserted { length: plan.length, new_tokens: plan.length - plan.matched, evicted })
     }
 
-    /// The usual case without a plan's copy of the key: nothing is cut and all of it fits. `None`,
-    /// and nothing changed, in any other.
+    /// The usual cases without a plan's copy of the key: all of it is held, or nothing is cut and all
+    /// of it fits. `None`, and nothing changed, in any other.
     fn append(&mut self, request: &StoreRequest<'_>, stamp: u64) -> Result<Option<Inserted>, Error> {
         let query = &request.query;
         query.check_length()?;
         query.check_contents()?;
         let length = query.cuts.back(query.len());
+        if length == 0 {
+            return Ok(None);
+        }
         let tree = self.trees.forest.find(request.namespace, request.layout, false);
-        let Some(place) = self.end_of_match(tree, query, length)? else { return Ok(None) };
+        let mut place = Place { from: 0, node: NodeId::NONE, cut: None, length };
+        if let Some(tree) = tree {
+            let walked = walk(&self.trees.arena, self.trees.forest.get(tree).root, query)?;
+            if walked.matched >= length {
+                let stamp = self.tick(stamp);
+                self.held(request, &walked, length, stamp);
+                return Ok(Some(Inserted { length, ..Inserted::default() }));
+            }
+            if walked.inside(&self.trees.arena) < self.trees.arena[walked.node].len() {
+                return Ok(None);
+            }
+            place = Place { from: walked.matched, node: walked.node, ..place };
+        } else if !query.checked {
+            check_tokens(query.keys, 0)?;
+        }
         let shape = SegmentShape {
             bytes_per_token: request.bytes_per_token,
             buffers: request.segment_buffers,
@@ -102,25 +116,5 @@ impl PrefixIndex {
         trees.add_end(last, trees.arena[last].len(), shape.label);
         trees.touch_path(last, stamp);
         Ok(Some(Inserted { length, new_tokens: length - place.from, evicted }))
-    }
-
-    /// Where the rest of the key goes, if that is behind a node's last token. Checks the tokens.
-    fn end_of_match(
-        &self,
-        tree: Option<TreeId>,
-        query: &Query<'_>,
-        length: usize,
-    ) -> Result<Option<Place>, Error> {
-        let mut place = Place { from: 0, node: NodeId::NONE, cut: None, length };
-        if let Some(tree) = tree {
-            let walked = walk(&self.trees.arena, self.trees.forest.get(tree).root, query)?;
-            if walked.inside(&self.trees.arena) < self.trees.arena[walked.node].len() {
-                return Ok(None);
-            }
-            place = Place { from: walked.matched, node: walked.node, ..place };
-        } else if !query.checked {
-            check_tokens(query.keys, 0)?;
-        }
-        Ok((place.from < length).then_some(place))
     }
 }
