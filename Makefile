@@ -35,7 +35,7 @@ $(VENV)/.created: requirements/dev.txt requirements/cpu.txt
 	@touch $@
 
 $(VENV)/.built: $(VENV)/.created pyproject.toml $(RUST_SOURCES)
-	env -u CONDA_PREFIX VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin develop --release --quiet
+	env -u CONDA_PREFIX PIP_QUIET=1 VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin develop --release --quiet
 	@touch $@
 
 lock:  ## resolve requirements/ anew; LOCK_ARGS=--upgrade takes newer versions
