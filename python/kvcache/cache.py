@@ -409,16 +409,16 @@ class KVPrefixCache:
     @property
     def nbytes(self) -> int:
         """Bytes held now, by the ledger."""
-        return self._state.contents.read(lambda index: index.nbytes)
+        return self._state.read(lambda index: index.nbytes)
 
     @property
     def ntokens(self) -> int:
         """Tokens of KV held now; a shared prefix counts once."""
-        return self._state.contents.read(lambda index: index.ntokens)
+        return self._state.read(lambda index: index.ntokens)
 
     def __len__(self) -> int:
         """Stored sequences: distinct ends of stores that are fully present, nested ones each."""
-        return self._state.contents.read(lambda index: index.sequences)
+        return self._state.read(lambda index: index.sequences)
 
     def __bool__(self) -> bool:
         """A cache is a cache, also an empty one."""
@@ -438,7 +438,7 @@ class KVPrefixCache:
         if namespace is not None:
             check_namespace(namespace)
         counters = self._state.counters
-        return self._state.contents.read(lambda index: counters.stats(index.stats(namespace), namespace))
+        return self._state.read(lambda index: counters.stats(index.stats(namespace), namespace))
 
     def validate(self) -> None:
         """Checks every invariant, the ledger against the arrays held included. O(everything).
@@ -446,11 +446,16 @@ class KVPrefixCache:
         Raises:
             InternalError: Names the broken invariant.
         """
-        with self._state.lock:
-            index = self._state.opened()
-            index.validate()
-            figures = index.stats()
-            self._state.segments.check(figures.nbytes, figures.buffers, figures.segments, figures.checkpoints)
+        try:
+            with self._state.lock:
+                index = self._state.opened()
+                index.validate()
+                figures = index.stats()
+                self._state.segments.check(
+                    figures.nbytes, figures.buffers, figures.segments, figures.checkpoints
+                )
+        finally:
+            self._state.leave()
 
 
 def _whole(name: str, value: int, least: int = 0) -> int:

@@ -230,7 +230,7 @@ class Lent:
     """A hit's arrays under a lease.
 
     Attributes:
-        length: Tokens that are handed out.
+        found: What the lookup found.
         lease: Holds the path; None where all of it was taken.
         layout: The layout of the arrays.
         pieces: Segments from the root down.
@@ -240,7 +240,7 @@ class Lent:
         takeable: Tokens that leave the cache as they are handed out.
     """
 
-    length: int
+    found: Match
     lease: Lease | None
     layout: Layout
     pieces: list[Piece]
@@ -252,7 +252,7 @@ class Lent:
     def allocation(self) -> int:
         """Bytes that handing it out adds to what is held, at the peak."""
         images = [arrays.nbytes(image.arrays) for image in self.images]
-        return _allocation(self.layout, self.length, self.remaining, images, self.takeable)
+        return _allocation(self.layout, self.found.length, self.remaining, images, self.takeable)
 
 
 def _allocation(layout: Layout, length: int, remaining: int, images: list[int], takeable: int) -> int:
@@ -280,17 +280,19 @@ def _lend(state: State, asked: Question, limit: int, take: bool) -> tuple[Match,
 def _withdraw(state: State, asked: Question, lent: Lent) -> tuple[Match, Lent | None]:
     """Moves what was lent out of the cache, as far as nobody else continues it.
 
-    Only now: what fails before the copy has lost nothing. Without the entry, where another thread
+    Only now: what fails before the copy has lost nothing. Less of it, or none, where another thread
     dropped it meanwhile.
     """
     with state.lock:
         index = state.opened()
         if lent.lease is not None:
             index.release(lent.lease, asked.stamp)
-        acquired = index.take(asked.key, asked.namespace, asked.spans, lent.length)
+        acquired = index.take(asked.key, asked.namespace, asked.spans, lent.found.length)
         withdrawn = _gather(state, asked, acquired, lent.takeable)
         state.contents.settle()
-        return acquired.found, withdrawn
+    # A lookup of that much and no more has no advice; the first answer had.
+    same = acquired.found.length == lent.found.length
+    return (lent.found if same else acquired.found), withdrawn
 
 
 def _counted(state: State, hit: Hit, asked: Question) -> Hit:
@@ -324,7 +326,7 @@ def _gather(state: State, asked: Question, acquired: Acquired, takeable: int) ->
     ]
     stored = state.segments.checkpoint(acquired.checkpoint[0]) if acquired.checkpoint else []
     return Lent(
-        length=found.length,
+        found=found,
         lease=acquired.lease,
         layout=state.layouts[found.layout],
         pieces=pieces,
@@ -336,9 +338,10 @@ def _gather(state: State, asked: Question, acquired: Acquired, takeable: int) ->
 
 
 def _copy(state: State, lent: Lent, take: bool) -> list[Any]:
+    length = lent.found.length
     return state.allocating(
-        lambda: join(lent.layout, lent.pieces, lent.images, lent.length, lent.trim, lent.remaining, frugal=take),
+        lambda: join(lent.layout, lent.pieces, lent.images, length, lent.trim, lent.remaining, frugal=take),
         lent.allocation(),
-        f"fetching {lent.length} tokens",
+        f"fetching {length} tokens",
         again=not take,
     )[0]

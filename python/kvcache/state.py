@@ -98,6 +98,13 @@ class State:
         """The index; under the lock. See :meth:`Contents.opened`."""
         return self.contents.opened()
 
+    def read(self, query: Callable[[CacheIndex], T]) -> T:
+        """A call that only asks for figures: see :meth:`Contents.read`."""
+        try:
+            return self.contents.read(query)
+        finally:
+            self.leave()
+
     def call(self, name: str) -> Call:
         """The extent of a public call."""
         return Call(self, name)
@@ -119,16 +126,20 @@ class State:
         """Where a public call ends: what was deferred on this thread is done, unless still in mid-call."""
         if not self._deferred or self.lock.owned:
             return
-        me, mine, others = threading.get_ident(), [], []
+        mine: list[Callable[[], object]] = []
+        others: list[tuple[int, Callable[[], object]]] = []
         # One bytecode each: other threads, and calls of the actions themselves, come here too.
         while self._deferred:
             try:
                 thread, action = self._deferred.popleft()
             except IndexError:
                 break
-            (mine if thread == me else others).append((thread, action))
+            if thread == threading.get_ident():
+                mine.append(action)
+            else:
+                others.append((thread, action))
         self._deferred.extend(others)
-        for _, action in mine:
+        for action in mine:
             try:
                 action()
             except Exception:  # noqa: BLE001 - its caller is gone, and this one asked for something else

@@ -210,9 +210,11 @@ class Store:
         nbytes = self._allocation(planned, reading, images, halved)
         # A donated layer is let go of once its copy is made: one layer is held twice for a moment.
         need = self._allocation(planned, reading, images, halved, donated=True) if self._donate else nbytes
-        self._require_memory(need, spare=True)
+        # What is donated is no growth, and never refused for what one layer takes for a moment.
+        growth = arrays.nbytes(halved or ()) if self._donate else nbytes
+        self._require_memory(growth, spare=True)
         self._evicted += state.relieve(Relief(state, need))
-        self._require_memory(need, spare=False)
+        self._require_memory(growth, spare=False)
         copies, evicted = state.allocating(
             lambda: cut(planned, prompt, images, halved, self._donate),
             nbytes,
