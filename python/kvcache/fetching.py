@@ -10,7 +10,8 @@ from kvcache import arrays
 from kvcache._core import Tokens
 from kvcache.copying import Piece, join
 from kvcache.errors import ConfigError, InternalError
-from kvcache.layers.prompt import leaf_bytes, token_bytes
+from kvcache.layers.layout import ImageLeaf
+from kvcache.layers.prompt import leaf_bytes
 from kvcache.pressing import Relief
 from kvcache.results import Hit, media_keys
 from kvcache.sizes import LARGEST
@@ -256,15 +257,29 @@ class Lent:
 
 
 def _allocation(layout: Layout, length: int, remaining: int, images: list[int], takeable: int) -> int:
-    """Bytes of the caches that are handed out, their room included, beyond what is let go of for them."""
-    spans = [
-        leaf.adapter.capacity(length, remaining) * nbytes
-        for leaf, nbytes in zip(layout.spans, leaf_bytes(layout), strict=True)
-    ]
-    if not takeable:
-        return sum(spans) + sum(images)
-    # Layer by layer: what is taken moves, and one layer is held twice for a moment.
-    return sum(spans) - takeable * token_bytes(layout) + max([*spans, *images])
+    """Bytes that handing caches out adds to what is held, at the peak: their room included.
+
+    Args:
+        layout: Their layout.
+        length: Tokens that they hold.
+        remaining: Tokens that the caller is going to add.
+        images: Bytes of each window or state layer.
+        takeable: Tokens that leave the cache as they are handed out. Then layer goes by layer, and what
+            is let go of makes room for the next.
+    """
+    held = peak = 0
+    left = iter(images)
+    for leaf in layout.leaves:
+        if isinstance(leaf, ImageLeaf):
+            new = old = next(left)
+        else:
+            nbytes = leaf_bytes(leaf)
+            # A room is filled with one zero, broadcast.
+            zeros = sum(dtype.size for _, _, dtype in leaf.arrays)
+            new, old = leaf.adapter.capacity(length, remaining) * nbytes + zeros, takeable * nbytes
+        peak = max(peak, held + new)
+        held += new - old if takeable else new
+    return peak
 
 
 def _lend(state: State, asked: Question, limit: int, take: bool) -> tuple[Match, Lent | None]:
@@ -309,7 +324,8 @@ def _estimate(state: State, asked: Question, found: Match, take: bool) -> int:
     with state.lock:
         index = state.opened()
         layout = state.layouts[found.layout]
-        images = [state.checkpoint_bytes.get(found.layout, 0)]
+        # Of the checkpoint only the sum is known here.
+        images = [state.checkpoint_bytes.get(found.layout, 0), *[0] * len(layout.leaves)]
         takeable = index.takeable(asked.key, asked.namespace, asked.spans, found.length) if take else 0
     return _allocation(layout, found.length, len(asked.key) - found.length, images, takeable)
 

@@ -235,8 +235,8 @@ class Store:
     ) -> int:
         """Bytes that the copy adds to what is held, at its peak: new tokens, halves of a split, images."""
         tokens = planned.length - planned.matched
-        spans = [tokens * nbytes for nbytes in leaf_bytes(reading.layout)]
-        layers = [*spans, *(arrays.nbytes(image.arrays) for image in images)]
+        layers = [tokens * leaf_bytes(leaf) for leaf in reading.layout.spans]
+        layers += [arrays.nbytes(image.arrays) * (2 if image.computed else 1) for image in images]
         return arrays.nbytes(halved or ()) + (max(layers, default=0) if donated else sum(layers))
 
     def _require_memory(self, need: int, *, spare: bool) -> None:

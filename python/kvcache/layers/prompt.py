@@ -143,14 +143,14 @@ def _leaf(adapter: Adapter, cache: Any) -> Leaf:
     return SpanLeaf(cls, adapter.static(cache), specs, adapter.signature(cache), adapter)
 
 
-def leaf_bytes(layout: Layout) -> list[int]:
-    """Bytes of one token's KV in each span layer."""
-    return [sum(heads * width * dtype.size for heads, width, dtype in leaf.arrays) for leaf in layout.spans]
+def leaf_bytes(leaf: SpanLeaf) -> int:
+    """Bytes of one token's KV in a span layer."""
+    return sum(heads * width * dtype.size for heads, width, dtype in leaf.arrays)
 
 
 def token_bytes(layout: Layout) -> int:
     """Bytes of one token's KV over all span layers."""
-    return sum(leaf_bytes(layout))
+    return sum(map(leaf_bytes, layout.spans))
 
 
 def segment_buffers(layout: Layout) -> int:
