@@ -1,4 +1,4 @@
-"""Whatever a call allocates, room is made for it: where evicting others is enough, the limit holds at the peak too.
+"""Room is made for whatever a call allocates: the limit holds at the peak where evicting others is enough.
 
 What a call needs is measured on a cache without a limit, so no formula of the library is in here.
 """
@@ -6,7 +6,7 @@ What a call needs is measured on a cache without a limit, so no formula of the l
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,7 +15,9 @@ from kvcache.integrations.mlx_lm import PromptCache
 from kvcache.memory.limits import MemoryLimits
 from tests.support.memory import active, peak, peak_from_here
 from tests.support.models import MODELS, prompt
-from tests.support.poskv import PosKV
+
+if TYPE_CHECKING:
+    from tests.support.poskv import PosKV
 
 SEGMENT, LENGTH, OTHERS = 64, 100, 12
 BASE = prompt(LENGTH)
@@ -50,7 +52,10 @@ CALLS: dict[str, Callable[[KVPrefixCache, PosKV], Prepared]] = {
 
 def _filled(model: PosKV, cache: KVPrefixCache) -> None:
     for first in range(20, 20 + OTHERS):
-        assert cache.store(prompt(LENGTH, first=first), model.filled(prompt(LENGTH, first=first))).reason == "stored"
+        assert (
+            cache.store(prompt(LENGTH, first=first), model.filled(prompt(LENGTH, first=first))).reason
+            == "stored"
+        )
     assert cache.store(BASE, model.filled(BASE)).reason == "stored"
 
 

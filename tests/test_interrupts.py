@@ -21,7 +21,11 @@ from tests.support.poskv import PosKV
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-MODELS = {"spans": PosKV(KV(), KV(heads=1)), "hybrid": PosKV(KV(), Arrays()), "window": PosKV(KV(), Rotating(8))}
+MODELS = {
+    "spans": PosKV(KV(), KV(heads=1)),
+    "hybrid": PosKV(KV(), Arrays()),
+    "window": PosKV(KV(), Rotating(8)),
+}
 OLD, OTHER = prompt(12), prompt(9, first=1)
 NEW = [*OLD[:6], *prompt(12, first=2)]
 

@@ -1,4 +1,4 @@
-"""Finalizers, closed generators and signal handlers that call the cache in the middle of a call of their thread."""
+"""Finalizers, closed generators and signal handlers that call the cache in the middle of another call."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 
 from kvcache import BusyError, ClosedError, KVPrefixCache
 from tests.support.layers import KV, Arrays
-from tests.support.poskv import PosKV
 from tests.support.models import prompt
+from tests.support.poskv import PosKV
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -256,7 +256,7 @@ def test_hybrids_too() -> None:
     def scene() -> None:
         model, cache = PosKV(KV(), Arrays()), KVPrefixCache()
         cache.store(OLD, model.filled(OLD))
-        inside_every_section(cache, lambda: cache.stats(), [])
+        inside_every_section(cache, cache.stats, [])
         for take in (False, True):
             model.check(cache.fetch([*OLD, 1], take=take).prompt_cache, OLD)
         del cache._state.contents.opened

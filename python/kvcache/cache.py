@@ -133,7 +133,7 @@ class KVPrefixCache:
         plays no part.
         """
         with self._state.call("fetch"):
-            return fetch(self._state, partial(question, self._state, tokens, namespace, media), take)
+            return fetch(self._state, partial(question, tokens, namespace, media, self._state.stamp), take)
 
     def peek(self, tokens: Any, *, namespace: str = "", media: Iterable[MediaSpan] = ()) -> Hit:
         """What :meth:`fetch` would find; copies, touches and counts nothing.
@@ -143,7 +143,7 @@ class KVPrefixCache:
             TypeError: Tokens of another type.
         """
         with self._state.call("peek"):
-            return peek(self._state, partial(question, self._state, tokens, namespace, media))
+            return peek(self._state, partial(question, tokens, namespace, media, None))
 
     def store(
         self,
@@ -179,7 +179,7 @@ class KVPrefixCache:
             AllocationError: There is no memory for the copy, not even after an eviction; what was
                 stored before is still there, less what was evicted.
         """
-        ask = partial(question, self._state, tokens, namespace, media)
+        ask = partial(question, tokens, namespace, media, self._state.stamp)
         return self._store(ask, prompt_cache, length, label, donate)
 
     def _store(
@@ -356,7 +356,7 @@ class KVPrefixCache:
             TypeError: Tokens of another type.
         """
         with self._state.call("pin"):
-            return pin(self._state, partial(question, self._state, tokens, namespace, media))
+            return pin(self._state, partial(question, tokens, namespace, media, self._state.stamp))
 
     def drop(self, namespace: str) -> Eviction:
         """Drops all of a namespace, pinned or not, and gives its memory back. Its counters go too."""
@@ -403,7 +403,7 @@ class KVPrefixCache:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a KVPrefixCache owns the memory it holds and cannot be copied or pickled; pass the object itself on"
+            "a KVPrefixCache owns what it holds and cannot be copied or pickled; pass the object itself on"
         )
 
     @property

@@ -99,8 +99,10 @@ def check_namespace(namespace: str) -> None:
             ) from None
 
 
-def question(state: State, tokens: Any, namespace: str, media: Iterable[MediaSpan]) -> Question:
-    """Checks the arguments that all calls share, and reads the clock.
+def question(
+    tokens: Any, namespace: str, media: Iterable[MediaSpan], clock: Callable[[], int] | None
+) -> Question:
+    """Checks the arguments that all calls share, and reads the clock where one is given.
 
     Raises:
         TokenError: A token id that is out of range, or more than one row.
@@ -109,7 +111,9 @@ def question(state: State, tokens: Any, namespace: str, media: Iterable[MediaSpa
     """
     check_namespace(namespace)
     spans = tuple(media) if isinstance(media, Iterable) else media
-    asked = Question(tokens, namespace, spans, Tokens(tokens), media_keys(spans), state.stamp())
+    asked = Question(
+        tokens, namespace, spans, Tokens(tokens), media_keys(spans), 0 if clock is None else clock()
+    )
     if asked.spans and (end := asked.spans[-1][0] + asked.spans[-1][1]) > len(asked.key):
         raise ConfigError(f"a media span ends at {end}, past the end of the {len(asked.key)} tokens")
     return asked

@@ -156,7 +156,9 @@ def _settled(state: State, draft: Plan, length: int, *, anew: bool) -> Step:
         if given_up:
             evicted += state.finish(given_up, dropped)
         if not units and (nbytes or buffers):
-            raise InternalError(f"a store that was planned to fit is short of {nbytes} bytes and {buffers} buffers")
+            raise InternalError(
+                f"a store that was planned to fit is short of {nbytes} bytes and {buffers} buffers"
+            )
         return units
 
     while units := state.ranks.most(over):

@@ -27,7 +27,7 @@ def reserve(state: State, nbytes: int, protect: Hit | None) -> Eviction:
             raise TypeError(f"protect must be a Hit, found {type(protect).__name__}")
         if protect is None or not protect.length:
             return
-        asked = question(state, protect.tokens, protect.namespace, protect.media)
+        asked = question(protect.tokens, protect.namespace, protect.media, None)
         if state.ranks.grouped:
             # Bad tokens show here: a lease that had to be given up again would count as a use.
             with state.lock:

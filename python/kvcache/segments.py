@@ -46,7 +46,10 @@ class SegmentStore:
         """Hands out the arrays under these ids. Ids without arrays are passed over."""
         found = [array for number in segments for array in self._segments.pop(number, ())]
         found += [
-            array for number in checkpoints for image in self._checkpoints.pop(number, ()) for array in image.arrays
+            array
+            for number in checkpoints
+            for image in self._checkpoints.pop(number, ())
+            for array in image.arrays
         ]
         return found
 

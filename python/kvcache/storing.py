@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvcache._core import Plan, Planned
-    from kvcache.layers.base import Image
     from kvcache.fetching import Question
+    from kvcache.layers.base import Image
     from kvcache.layers.layout import Layout
     from kvcache.results import StoreReason
     from kvcache.segments import Segment
