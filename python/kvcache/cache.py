@@ -40,7 +40,7 @@ class KVPrefixCache:
     """Keeps the KV state of what was computed, and hands the longest reusable prefix back.
 
     Every prefix is stored once: the nodes of a radix tree own the KV of just their own tokens.
-    Eviction takes tails first, by last use or as ``policy`` says, and what it drops is given back to
+    Eviction takes tails first, by last use, and what it drops is given back to
     the system before the call returns. All methods are safe to call from several threads; array work
     runs on the calling thread, outside the lock.
 
@@ -54,8 +54,7 @@ class KVPrefixCache:
         pressure: Another source of memory pressure, e.g. ``SystemMemoryPressure()``.
         segment_tokens: Tokens of a segment at most.
         max_checkpoints: Checkpoints kept along one unbranched path.
-        policy: Which segment or checkpoint is evicted next, one of ``kvcache.POLICIES``.
-            ``kvcache replay --policy`` says how each does on your traffic.
+        policy: The eviction policy, one of ``kvcache.POLICIES``: ``"lru"``.
         gc: ``"always"`` collects in every eviction cycle; ``"auto"`` only where dropping the
             references alone did not free what the ledger said.
         clock: Seconds; read at each use, only ``evict_idle`` looks at it.
@@ -78,7 +77,7 @@ class KVPrefixCache:
         pressure: PressureSource | None = None,
         segment_tokens: int = 1024,
         max_checkpoints: int = 8,
-        policy: str = "lru",
+        policy: Literal["lru"] = "lru",
         gc: GcPolicy = "always",
         clock: Callable[[], float] = time.monotonic,
         group: mx.distributed.Group | None = None,

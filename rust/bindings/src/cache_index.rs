@@ -56,7 +56,8 @@ impl CacheIndex {
         max_checkpoints: i64,
         policy: Policy,
     ) -> PyResult<Self> {
-        let limits = limits(max_bytes, max_buffers, segment_tokens, max_checkpoints, policy)?;
+        let Policy = policy;
+        let limits = limits(max_bytes, max_buffers, segment_tokens, max_checkpoints)?;
         Ok(Self(Mutex::new(core::PrefixIndex::new(limits))))
     }
 
@@ -210,7 +211,7 @@ impl CacheIndex {
         Ok(dropped.map_err(|error| to_python(&error))?.into())
     }
 
-    /// Evicts the shortest run of the order of eviction that reaches all figures.
+    /// Evicts units in LRU order until all figures are reached.
     #[pyo3(signature = (*, nbytes = 0, buffers = 0, tokens = 0, units = 0, sequences = 0))]
     fn evict(&self, nbytes: i64, buffers: i64, tokens: i64, units: i64, sequences: i64) -> PyResult<Dropped> {
         let need = core::Need {

@@ -58,7 +58,7 @@ impl PrefixIndex {
         // Ranks rely on the count; debug builds hold every eviction of every test against it.
         let counted = cfg!(debug_assertions).then(|| self.count_units(need));
         let dropped = self.evict_while(
-            |index| index.trees.next(),
+            |index| index.trees.lru.oldest(),
             |index, gone| {
                 gone.amount.nbytes < need.nbytes
                     || gone.amount.buffers < need.buffers
@@ -128,9 +128,6 @@ impl PrefixIndex {
 
     fn evict_unit(&mut self, id: NodeId, dropped: &mut Dropped) {
         let tree = self.trees.arena[id].tree;
-        if let Some(ranked) = &mut self.trees.ranked {
-            ranked.evicted(&self.trees.arena, id);
-        }
         if self.trees.checkpointed(id) {
             self.trees.remove_checkpoint(id, dropped);
             self.trees.prune(id, dropped);
@@ -160,10 +157,7 @@ impl PrefixIndex {
     /// Drops everything, leased or not: all leases are void.
     pub fn clear(&mut self) -> Dropped {
         let trees: Vec<TreeId> = self.trees.forest.iter().map(|(id, _)| id).collect();
-        let dropped = self.drop_trees(&trees);
-        // What an order remembers of what it evicted goes, too.
-        self.trees.ranked = self.limits.policy.ranked();
-        dropped
+        self.drop_trees(&trees)
     }
 
     fn drop_trees(&mut self, trees: &[TreeId]) -> Dropped {

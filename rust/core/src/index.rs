@@ -7,7 +7,6 @@ use crate::ids::{IdSource, PlanId};
 use crate::keys::MEDIA_BIT;
 use crate::lease::Leases;
 use crate::media::{MediaKeys, MediaTable, Span};
-use crate::policy::Policy;
 use crate::radix::edit::Trees;
 use crate::store::{Draft, Pending};
 
@@ -22,21 +21,13 @@ pub struct Limits {
     pub segment_tokens: usize,
     /// Checkpoints along one unbranched path.
     pub max_checkpoints: usize,
-    /// Which unit is evicted next.
-    pub policy: Policy,
 }
 
 impl Default for Limits {
     fn default() -> Self {
         // Half the range, so that sums of two never overflow.
         let unlimited = u64::MAX / 2;
-        Self {
-            max_bytes: unlimited,
-            max_buffers: unlimited,
-            segment_tokens: 1024,
-            max_checkpoints: 8,
-            policy: Policy::default(),
-        }
+        Self { max_bytes: unlimited, max_buffers: unlimited, segment_tokens: 1024, max_checkpoints: 8 }
     }
 }
 
@@ -73,7 +64,6 @@ impl PrefixIndex {
                 max_buffers: limits.max_buffers.min(half),
                 ..limits
             },
-            trees: Trees::new(limits.policy),
             segment_tokens: limits.segment_tokens.max(1),
             max_checkpoints: limits.max_checkpoints.max(1),
             ..Self::default()

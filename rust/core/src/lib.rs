@@ -29,7 +29,6 @@ pub mod lookup;
 mod lru;
 mod media;
 mod outline;
-pub mod policy;
 mod radix;
 mod retention;
 mod stats;
@@ -43,7 +42,6 @@ pub use keys::{MAX_TOKEN, Query, check_tokens};
 pub use ledger::{Amount, LabelAmount};
 pub use lookup::{Match, Piece, Reason, Scope, Taken};
 pub use media::{MediaKeys, Span};
-pub use policy::Policy;
 pub use stats::{Stats, TreeStats};
 pub use store::{
     CheckpointSpec, Committed, Drafted, Inserted, NewSegment, Outcome, Plan, Planned, Split, StoreRequest,

@@ -97,12 +97,8 @@ impl PrefixIndex {
         touch: Option<u64>,
     ) -> Result<Match, Error> {
         let (found, place) = self.find(namespace, query, limit)?;
-        if touch.is_some() {
-            self.asked(query);
-        }
         if let (Some(place), Some(stamp)) = (place, touch) {
             let stamp = self.tick(stamp);
-            self.served(place);
             match place.checkpoint {
                 Some(node) => self.trees.touch_checkpoint(node, stamp),
                 None => self.trees.touch_path(place.node, stamp),
@@ -122,7 +118,6 @@ impl PrefixIndex {
         limit: usize,
     ) -> Result<(Match, Scope), Error> {
         let (found, place) = self.find(namespace, query, limit)?;
-        self.asked(query);
         let scope = place.map_or_else(Scope::default, |place| self.lease(place, found.length));
         Ok((found, scope))
     }
@@ -139,7 +134,6 @@ impl PrefixIndex {
         limit: usize,
     ) -> Result<(Match, Taken), Error> {
         let (found, place) = self.find(namespace, query, limit)?;
-        self.asked(query);
         let Some(mut place) = place else { return Ok((found, Taken::default())) };
         let mut scope = self.scope(place, found.length);
         let mut dropped = Dropped::default();
@@ -178,25 +172,12 @@ impl PrefixIndex {
     }
 
     fn lease_path(&mut self, place: Place) -> LeaseId {
-        self.served(place);
         let id = LeaseId(self.ids.next());
         // A checkpoint is at the match or below it, and its path covers the match.
         let node = place.checkpoint.unwrap_or(place.node);
         let lease = Lease { tree: place.tree, node, checkpoint: place.checkpoint };
         self.leases.acquire(&mut self.trees, id, lease);
         id
-    }
-
-    /// A request looks something up.
-    fn asked(&mut self, query: &Query<'_>) {
-        if let Some(ranked) = &mut self.trees.ranked {
-            ranked.request(query.len());
-        }
-    }
-
-    /// It is served from here.
-    fn served(&mut self, place: Place) {
-        self.trees.hit(place.checkpoint.unwrap_or(place.node));
     }
 
     fn scope(&self, place: Place, length: usize) -> Scope {

@@ -2,7 +2,6 @@
 
 use crate::index::PrefixIndex;
 use crate::ledger::LabelAmount;
-use crate::policy::Ranked;
 use crate::store::{Draft, Pending};
 
 /// Figures of all trees, or of one namespace's.
@@ -109,7 +108,6 @@ impl PrefixIndex {
             + self.trees.forest.bytes()
             + self.trees.ledger.bytes()
             + self.leases.bytes()
-            + self.trees.ranked.as_ref().map_or(0, Ranked::bytes)
             + self.media.bytes()
             + self.plans.allocation_size()
             + self.drafts.allocation_size()

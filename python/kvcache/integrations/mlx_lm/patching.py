@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def installed(*, max_size: int | None, max_bytes: int | str | None, policy: str) -> Iterator[Installation]:
+def installed(*, max_size: int | None, max_bytes: int | str | None, policy: Literal["lru"]) -> Iterator[Installation]:
     """See :func:`kvcache.integrations.mlx_lm.patch`."""
     installation = Installation(max_size, max_bytes, policy)
     with replaced(server, **installation.names()):
@@ -56,7 +56,7 @@ class Installation:
         prompt_cache: The server's cache; None until the server has made it.
     """
 
-    def __init__(self, max_size: int | None, max_bytes: int | str | None, policy: str) -> None:
+    def __init__(self, max_size: int | None, max_bytes: int | str | None, policy: Literal["lru"]) -> None:
         # Refuses what cannot be used now, and not in a server's thread.
         PromptCache(max_size, max_bytes, policy=policy).cache.close()
         self.prompt_cache: PromptCache | None = None

@@ -6,7 +6,6 @@ use crate::ids::{NodeId, SegmentId, TreeId};
 use crate::keys::any_media;
 use crate::ledger::{Amount, Ledger};
 use crate::lru::Lru;
-use crate::policy::{Policy, Ranked};
 use crate::radix::arena::Arena;
 use crate::radix::node::{Checkpoint, End, Node};
 use crate::radix::walk::upward;
@@ -17,8 +16,6 @@ pub(crate) struct Trees {
     pub(crate) arena: Arena,
     pub(crate) forest: Forest,
     pub(crate) lru: Lru,
-    /// The order of eviction, where it is not that of `lru`.
-    pub(crate) ranked: Option<Ranked>,
     pub(crate) ledger: Ledger,
 }
 
@@ -50,10 +47,6 @@ pub(crate) fn checkpoint_amount(checkpoint: &Checkpoint) -> Amount {
 }
 
 impl Trees {
-    pub(crate) fn new(policy: Policy) -> Self {
-        Self { ranked: policy.ranked(), ..Self::default() }
-    }
-
     pub(crate) fn checkpointed(&self, node: NodeId) -> bool {
         self.forest.get(self.arena[node].tree).checkpointed
     }
@@ -91,7 +84,6 @@ impl Trees {
         self.arena.alter(parent, |parent| parent.children.set(first, id));
         self.count(tree, shape.label, amount);
         self.forest.get_mut(tree).nodes += 1;
-        self.came(id, false);
         id
     }
 
@@ -144,11 +136,6 @@ impl Trees {
         for half in halves {
             self.ledger.lease(half);
         }
-        if !self.checkpointed(lower)
-            && let Some(ranked) = &mut self.ranked
-        {
-            ranked.split(&self.arena, upper, lower);
-        }
         upper
     }
 
@@ -160,9 +147,6 @@ impl Trees {
         }
         self.remove_ends(id, |_| true);
         self.unlist(id);
-        if let Some(ranked) = &mut self.ranked {
-            ranked.gone(&self.arena, id);
-        }
         let node = self.arena.remove(id);
         let amount = segment_amount(&node);
         self.discount(node.tree, node.label, amount);
@@ -170,7 +154,6 @@ impl Trees {
         self.arena.alter(node.parent, |parent| parent.children.remove(node.keys[0]));
         dropped.segments.push(node.segment);
         dropped.amount += amount;
-        self.settle(node.parent);
     }
 
     /// Removes the tree where nothing hangs on its root any more.
@@ -186,7 +169,6 @@ impl Trees {
         let trimmable = checkpoint.trimmable;
         self.count(tree, label, checkpoint_amount(&checkpoint));
         self.arena.alter(id, |node| node.checkpoint = Some(Box::new(checkpoint)));
-        self.came(id, true);
         if trimmable {
             self.each_upward(id, |node| node.trimmable += 1);
         }
@@ -195,9 +177,6 @@ impl Trees {
     /// Takes a node's checkpoint away, and the end that it stood for; its KV stays.
     pub(crate) fn remove_checkpoint(&mut self, id: NodeId, dropped: &mut Dropped) {
         self.unlist(id);
-        if let Some(ranked) = &mut self.ranked {
-            ranked.gone(&self.arena, id);
-        }
         let Some(checkpoint) = self.arena.alter(id, |node| node.checkpoint.take()) else { return };
         let amount = checkpoint_amount(&checkpoint);
         let (tree, label, len) = (self.arena[id].tree, self.arena[id].label, self.arena[id].len());
@@ -265,58 +244,11 @@ impl Trees {
     /// Puts a unit at the recent end of the LRU order.
     pub(crate) fn list(&mut self, id: NodeId, stamp: u64) {
         self.lru.push(&mut self.arena, id, stamp);
-        let ready = self.ranked.is_some() && self.can_go(id);
-        if let Some(ranked) = &mut self.ranked {
-            ranked.refresh(&self.arena, id, ready);
-        }
     }
 
     /// Takes a unit out of the LRU order.
     pub(crate) fn unlist(&mut self, id: NodeId) {
         self.lru.remove(&mut self.arena, id);
-        if let Some(ranked) = &mut self.ranked {
-            ranked.settle(id, false);
-        }
-    }
-
-    /// Whether the unit can be evicted by itself now.
-    pub(crate) fn can_go(&self, id: NodeId) -> bool {
-        let node = &self.arena[id];
-        node.links.listed && (node.children.is_empty() || self.checkpointed(id))
-    }
-
-    /// A unit came to be: a segment, or in a tree with checkpoints a checkpoint.
-    fn came(&mut self, id: NodeId, checkpoint: bool) {
-        if self.ranked.is_some()
-            && self.checkpointed(id) == checkpoint
-            && let Some(ranked) = &mut self.ranked
-        {
-            ranked.added(&self.arena, id);
-        }
-    }
-
-    /// A node may have lost its last child. One that wins a child is leased, or touched afterwards.
-    fn settle(&mut self, id: NodeId) {
-        if self.ranked.is_some() && !self.arena[id].is_root() {
-            let ready = self.can_go(id);
-            if let Some(ranked) = &mut self.ranked {
-                ranked.settle(id, ready);
-            }
-        }
-    }
-
-    /// A lookup was served by this unit; without checkpoints by it and those above it.
-    pub(crate) fn hit(&mut self, id: NodeId) {
-        let units = if self.checkpointed(id) { 1 } else { usize::MAX };
-        let Some(ranked) = &mut self.ranked else { return };
-        for at in upward(&self.arena, id).take(units) {
-            ranked.hit(&self.arena, at);
-        }
-    }
-
-    /// The unit that goes next.
-    pub(crate) fn next(&self) -> Option<NodeId> {
-        self.ranked.as_ref().map_or_else(|| self.lru.oldest(), Ranked::next)
     }
 
     /// Moves the path's units to the recent end of the LRU order, leaf first, so that an ancestor

@@ -3,7 +3,7 @@
 //! Few tokens, short segments and tight limits, so that prompts share prefixes, split nodes and
 //! run out of room all the time.
 
-use kvcache_core::{CheckpointSpec, Limits, Need, Policy};
+use kvcache_core::{CheckpointSpec, Limits, Need};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -248,7 +248,6 @@ fn limits() -> impl Strategy<Value = Limits> {
     let buffers = prop_oneof![2 => Just(unlimited.max_buffers), 1 => 3_u64..30];
     (nbytes, buffers, 1_usize..6, 1_usize..5).prop_map(
         |(max_bytes, max_buffers, segment_tokens, max_checkpoints)| Limits {
-            policy: Policy::default(),
             max_bytes,
             max_buffers,
             segment_tokens,
