@@ -282,6 +282,30 @@ impl CacheIndex {
         Ok(lock(&self.0)?.sequences())
     }
 
+    /// Units that an eviction can take now. O(1).
+    #[getter]
+    fn units(&self) -> PyResult<u64> {
+        Ok(lock(&self.0)?.units())
+    }
+
+    /// Bytes that leases keep. O(1).
+    #[getter]
+    fn leased_bytes(&self) -> PyResult<u64> {
+        Ok(lock(&self.0)?.leased_bytes())
+    }
+
+    /// Bytes promised to what is under way. O(1).
+    #[getter]
+    fn reserved_bytes(&self) -> PyResult<u64> {
+        Ok(lock(&self.0)?.reserved_bytes())
+    }
+
+    /// Bytes that can be added without an eviction. O(1).
+    #[getter]
+    fn free_bytes(&self) -> PyResult<u64> {
+        Ok(lock(&self.0)?.free_bytes())
+    }
+
     fn validate(&self) -> PyResult<()> {
         lock(&self.0)?.validate().map_err(|found| broken(&found))
     }

@@ -157,7 +157,7 @@ impl PrefixIndex {
         Ok(lock(&self.0)?.clear().into())
     }
 
-    /// Figures as they stand now. O(number of namespaces).
+    /// Figures as they are now. O(1).
     fn stats(&self) -> PyResult<IndexStats> {
         Ok(lock(&self.0)?.stats().into())
     }

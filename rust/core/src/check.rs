@@ -8,6 +8,7 @@ use crate::ids::{NodeId, TreeId};
 use crate::index::PrefixIndex;
 use crate::keys::MEDIA_BIT;
 use crate::ledger::{Amount, LabelAmount};
+use crate::media::MediaUses;
 use crate::radix::edit::{checkpoint_amount, segment_amount};
 use crate::radix::node::Node;
 
@@ -64,11 +65,15 @@ impl PrefixIndex {
     }
 
     fn check_media(&self) -> Result<(), Broken> {
-        let known = self.media.known();
+        let (known, mut uses) = (self.media.known(), MediaUses::default());
         for (at, node) in self.trees.arena.iter().filter(|(_, node)| node.media) {
             let lost = node.keys.iter().find(|key| **key & MEDIA_BIT != 0 && !known.contains(*key));
             ensure!(lost.is_none(), "node {at:?} has a media key that stands for nothing");
+            uses.hold(&node.keys);
         }
+        let drafts = self.drafts.values().chain(self.plans.values().map(|plan| &plan.draft));
+        drafts.filter(|draft| !draft.cuts.is_empty()).for_each(|draft| uses.hold(&draft.keys));
+        ensure!(uses == self.trees.media, "uses of media are miscounted");
         Ok(())
     }
 
@@ -89,21 +94,28 @@ impl PrefixIndex {
             let node = &arena[at];
             ensure!(node.tree == id, "node {at:?} is in tree {id:?} but says {:?}", node.tree);
             own.heap_bytes += node.heap_bytes();
-            let mut trimmable = 0;
+            let mut first = None;
             for (key, child) in node.children.iter() {
+                let child = child.id;
                 let below = &arena[child];
                 ensure!(below.keys[0] == key, "node {child:?} is under the wrong first key {key}");
                 ensure!(below.parent == at, "node {child:?} does not know its parent {at:?}");
                 ensure!(below.start() == node.end as usize, "node {child:?} starts at the wrong token");
-                trimmable += below.trimmable;
+                if below.trimmable() && first.is_none_or(|(smallest, _)| key < smallest) {
+                    first = Some((key, child));
+                }
             }
+            let found = node.children.first_trimmable();
+            ensure!(
+                found == first.map(|first| first.1),
+                "node {at:?} does not find its trimmable checkpoint"
+            );
+            ensure!(node.children.trimmable() == found.is_some(), "node {at:?} miscounts trimmable children");
             if node.is_root() {
                 own.nodes += 1;
                 continue;
             }
             self.check_node(at, node, tree, leases, &mut own)?;
-            trimmable += u32::from(node.checkpoint.as_ref().is_some_and(|found| found.trimmable));
-            ensure!(node.trimmable == trimmable, "node {at:?} miscounts trimmable checkpoints");
             sequences += node.ends().len() as u64;
             sums.units.extend(own.units.drain());
         }
@@ -196,6 +208,12 @@ impl PrefixIndex {
             let found = sums.labels.get(&(at as u16)).copied().unwrap_or_default();
             ensure!(*label == found, "label {at} counts {label:?}, the nodes say {found:?}");
         }
+        let sequences: u64 = ledger.labels().iter().map(|label| label.sequences).sum();
+        ensure!(
+            ledger.sequences() == sequences,
+            "{} ends by the ledger, {sequences} by its labels",
+            ledger.sequences()
+        );
         let arena = &self.trees.arena;
         ensure!(arena.len() == sums.nodes, "{} nodes live, {} reachable", arena.len(), sums.nodes);
         let heap = arena.heap_bytes();

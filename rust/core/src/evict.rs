@@ -138,23 +138,24 @@ impl PrefixIndex {
         self.trees.remove_if_empty(tree);
     }
 
-    /// Evicts a subtree that no lease reaches into. The tree's root stays.
+    /// Evicts a subtree whose leases, if any, are void. The tree's root stays. O(nodes).
     pub(crate) fn evict_subtree(&mut self, top: NodeId, dropped: &mut Dropped) {
         let checkpointed = self.trees.checkpointed(top);
         for id in self.trees.postorder(top) {
             let node = &self.trees.arena[id];
             dropped.units += u64::from(!checkpointed || node.checkpoint.is_some());
+            self.trees.unlease(id);
             self.trees.remove_leaf(id, dropped);
         }
     }
 
-    /// Drops all of a namespace, leased or not: its leases are void.
+    /// Drops all of a namespace, leased or not: its leases are void. O(nodes and leases dropped).
     pub fn drop_namespace(&mut self, namespace: &str) -> Dropped {
         let trees = self.trees.forest.of(namespace).to_vec();
         self.drop_trees(&trees)
     }
 
-    /// Drops everything, leased or not: all leases are void.
+    /// Drops everything, leased or not: all leases are void. O(nodes and leases).
     pub fn clear(&mut self) -> Dropped {
         let trees: Vec<TreeId> = self.trees.forest.iter().map(|(id, _)| id).collect();
         self.drop_trees(&trees)
@@ -165,7 +166,8 @@ impl PrefixIndex {
         for &tree in trees {
             self.leases.void(&mut self.trees, tree);
             let root = self.trees.forest.get(tree).root;
-            let tops: Vec<NodeId> = self.trees.arena[root].children.iter().map(|(_, child)| child).collect();
+            let tops: Vec<NodeId> =
+                self.trees.arena[root].children.iter().map(|(_, child)| child.id).collect();
             for top in tops {
                 self.evict_subtree(top, &mut dropped);
             }

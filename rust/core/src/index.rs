@@ -1,14 +1,11 @@
 //! [`PrefixIndex`]: the façade.
 
-use hashbrown::{HashMap, HashSet};
-
 use crate::error::Error;
-use crate::ids::{IdSource, PlanId};
-use crate::keys::MEDIA_BIT;
+use crate::ids::IdSource;
 use crate::lease::Leases;
 use crate::media::{MediaKeys, MediaTable, Span};
 use crate::radix::edit::Trees;
-use crate::store::{Draft, Pending};
+use crate::store::{Draft, Pending, UnderWay};
 
 /// What an index may hold, and its grain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,8 +40,8 @@ impl Default for Limits {
 pub struct PrefixIndex {
     pub(crate) trees: Trees,
     pub(crate) leases: Leases,
-    pub(crate) drafts: HashMap<PlanId, Draft>,
-    pub(crate) plans: HashMap<PlanId, Pending>,
+    pub(crate) drafts: UnderWay<Draft>,
+    pub(crate) plans: UnderWay<Pending>,
     pub(crate) media: MediaTable,
     pub(crate) ids: IdSource,
     pub(crate) limits: Limits,
@@ -77,8 +74,7 @@ impl PrefixIndex {
     }
 
     /// Keys for tokens of which `spans` stand for media. With `intern` for a store, without for a
-    /// lookup. Good until they are dropped, whatever happens to the index meanwhile. O(n), and
-    /// now and then O(tokens held) for a store.
+    /// lookup. Valid until they are dropped, regardless of later changes to the index. Amortised O(n).
     ///
     /// # Errors
     /// An invalid token outside the spans, or spans that overlap, are out of order or outside.
@@ -89,18 +85,8 @@ impl PrefixIndex {
         intern: bool,
     ) -> Result<MediaKeys, Error> {
         if intern && self.media.wants_sweep() {
-            self.sweep_media();
+            self.media.sweep(&self.trees.media);
         }
         self.media.keys(tokens, spans, intern)
-    }
-
-    fn sweep_media(&mut self) {
-        let nodes = self.trees.arena.iter().filter(|(_, node)| node.media).map(|(_, node)| &*node.keys);
-        let plans = self.plans.values().map(|plan| &plan.draft);
-        let plans = plans.chain(self.drafts.values()).map(|draft| &*draft.keys);
-        let media = |key: &&u32| **key & MEDIA_BIT != 0;
-        let live: HashSet<u32> =
-            nodes.chain(plans).flat_map(|keys| keys.iter().filter(media)).copied().collect();
-        self.media.sweep(&live);
     }
 }

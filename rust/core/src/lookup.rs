@@ -287,7 +287,7 @@ impl PrefixIndex {
             }
             let checkpoint = if length == end && arena[node].checkpoint.is_some() {
                 node
-            } else if arena[node].trimmable > 0 {
+            } else if arena[node].trimmable() {
                 self.trimmable(node)
             } else {
                 continue;
@@ -301,11 +301,9 @@ impl PrefixIndex {
     fn trimmable(&self, mut node: NodeId) -> NodeId {
         let arena = &self.trees.arena;
         while !arena[node].checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.trimmable) {
-            // By the smallest key, so that ranks with equal trees choose alike.
-            let below = arena[node].children.iter().filter(|(_, id)| arena[*id].trimmable > 0);
-            match below.min_by_key(|(key, _)| *key) {
-                Some((_, child)) => node = child,
-                None => unreachable!("node {} counts a trimmable checkpoint it lacks", node.0),
+            match arena[node].children.first_trimmable() {
+                Some(child) => node = child,
+                None => unreachable!("node {} leads to no trimmable checkpoint", node.0),
             }
         }
         node

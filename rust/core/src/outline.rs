@@ -30,7 +30,8 @@ impl PrefixIndex {
         let kind = if of.checkpointed { " with checkpoints" } else { "" };
         let mut stack = vec![of.root];
         while let Some(id) = stack.pop() {
-            let mut children: Vec<(u32, NodeId)> = arena[id].children.iter().collect();
+            let mut children: Vec<(u32, NodeId)> =
+                arena[id].children.iter().map(|(key, child)| (key, child.id)).collect();
             children.sort_unstable_by_key(|(key, _)| std::cmp::Reverse(*key));
             stack.extend(children.into_iter().map(|(_, child)| child));
             if !arena[id].is_root() {

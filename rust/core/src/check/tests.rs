@@ -73,15 +73,21 @@ const DAMAGE: &[(&str, Damage)] = &[
         let id = find(index, Node::is_root);
         index.trees.arena[id].end = 1;
     }),
-    ("miscounts trimmable", |index| {
-        let id = at(index, &[1, 1]);
-        index.trees.arena[id].trimmable += 1;
+    ("does not find its trimmable checkpoint", |index| {
+        let tree = index.trees.arena[at(index, &[1, 1])].tree;
+        let root = index.trees.forest.get(tree).root;
+        index.trees.arena[root].children.set_trimmable(1, false);
+    }),
+    ("by its labels", |index| {
+        index.trees.ledger.add_end(&mut 0, 1);
+        index.trees.ledger.label(1).sequences -= 1;
     }),
     ("wrong media flag", |index| {
         let id = find(index, |node| node.media);
         index.trees.arena[id].media = false;
     }),
     ("stands for nothing", |index| index.media = crate::media::MediaTable::default()),
+    ("uses of media", |index| index.trees.media.hold(&[1 << 31])),
     ("leases of", |index| {
         let id = at(index, &[5]);
         index.trees.arena[id].leases += 1;

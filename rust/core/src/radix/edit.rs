@@ -6,6 +6,7 @@ use crate::ids::{NodeId, SegmentId, TreeId};
 use crate::keys::any_media;
 use crate::ledger::{Amount, Ledger};
 use crate::lru::Lru;
+use crate::media::MediaUses;
 use crate::radix::arena::Arena;
 use crate::radix::node::{Checkpoint, End, Node};
 use crate::radix::walk::upward;
@@ -17,6 +18,7 @@ pub(crate) struct Trees {
     pub(crate) forest: Forest,
     pub(crate) lru: Lru,
     pub(crate) ledger: Ledger,
+    pub(crate) media: MediaUses,
 }
 
 /// A segment's figures, the same for every node that a store adds.
@@ -79,6 +81,9 @@ impl Trees {
         node.bytes_per_token = shape.bytes_per_token;
         node.buffers = shape.buffers;
         node.label = shape.label;
+        if node.media {
+            self.media.hold(&node.keys);
+        }
         let amount = segment_amount(&node);
         let id = self.arena.add(node);
         self.arena.alter(parent, |parent| parent.children.set(first, id));
@@ -109,8 +114,13 @@ impl Trees {
         upper.buffers = node.buffers;
         upper.label = label;
         upper.leases = node.leases;
-        upper.trimmable = node.trimmable;
+        upper.children.set_trimmable(node.keys[at], node.trimmable());
         upper.media = node.media && any_media(&upper.keys);
+        if node.media {
+            self.media.release(&node.keys);
+            self.media.hold(&node.keys[..at]);
+            self.media.hold(&node.keys[at..]);
+        }
         let at = at as u32;
         let (above, below): (Vec<End>, Vec<End>) = node.ends().iter().partition(|end| end.at <= at);
         let below = below.iter().map(|end| End { at: end.at - at, ..*end }).collect();
@@ -139,6 +149,25 @@ impl Trees {
         upper
     }
 
+    /// Takes a node and its checkpoint out of leases that are void. O(1).
+    pub(crate) fn unlease(&mut self, id: NodeId) {
+        let node = &mut self.arena[id];
+        if std::mem::take(&mut node.leases) > 0 {
+            let amount = segment_amount(node);
+            self.ledger.unlease(amount);
+        }
+        if let Some(checkpoint) = &mut node.checkpoint
+            && std::mem::take(&mut checkpoint.leases) > 0
+        {
+            self.ledger.unlease(checkpoint_amount(checkpoint));
+        }
+    }
+
+    fn remove_sequence(&mut self, id: NodeId, label: u16) {
+        let account = &mut self.forest.get_mut(self.arena[id].tree).sequences;
+        self.ledger.remove_end(account, label);
+    }
+
     /// Takes away a node without children, with its checkpoint. Amortised O(1).
     pub(crate) fn remove_leaf(&mut self, id: NodeId, dropped: &mut Dropped) {
         debug_assert!(self.arena[id].children.is_empty() && self.arena[id].leases == 0);
@@ -148,6 +177,9 @@ impl Trees {
         self.remove_ends(id, |_| true);
         self.unlist(id);
         let node = self.arena.remove(id);
+        if node.media {
+            self.media.release(&node.keys);
+        }
         let amount = segment_amount(&node);
         self.discount(node.tree, node.label, amount);
         self.forest.get_mut(node.tree).nodes -= 1;
@@ -163,14 +195,14 @@ impl Trees {
         }
     }
 
-    /// O(depth) for a trimmable one, else O(1). The unit is not in the LRU list yet.
+    /// O(nodes on the path) for a trimmable one, else O(1). The unit is not in the LRU list yet.
     pub(crate) fn add_checkpoint(&mut self, id: NodeId, checkpoint: Checkpoint) {
         let (tree, label) = (self.arena[id].tree, self.arena[id].label);
         let trimmable = checkpoint.trimmable;
         self.count(tree, label, checkpoint_amount(&checkpoint));
         self.arena.alter(id, |node| node.checkpoint = Some(Box::new(checkpoint)));
         if trimmable {
-            self.each_upward(id, |node| node.trimmable += 1);
+            self.announce(id);
         }
     }
 
@@ -182,7 +214,7 @@ impl Trees {
         let (tree, label, len) = (self.arena[id].tree, self.arena[id].label, self.arena[id].len());
         self.discount(tree, label, amount);
         if checkpoint.trimmable {
-            self.each_upward(id, |node| node.trimmable -= 1);
+            self.announce(id);
         }
         self.remove_ends(id, |end| end.at as usize == len);
         dropped.checkpoints.push(checkpoint.id);
@@ -214,11 +246,11 @@ impl Trees {
             ends.push(End { at, label });
             None
         });
-        match old {
-            Some(old) => self.ledger.label(old).sequences -= 1,
-            None => self.forest.get_mut(self.arena[id].tree).sequences += 1,
+        if let Some(old) = old {
+            self.remove_sequence(id, old);
         }
-        self.ledger.label(label).sequences += 1;
+        let account = &mut self.forest.get_mut(self.arena[id].tree).sequences;
+        self.ledger.add_end(account, label);
     }
 
     fn remove_ends(&mut self, id: NodeId, gone: impl Fn(&End) -> bool) {
@@ -227,17 +259,24 @@ impl Trees {
         }
         let (removed, kept): (Vec<End>, Vec<End>) = self.arena[id].ends().iter().partition(|end| gone(end));
         self.arena.alter(id, |node| node.ends = boxed(kept));
-        self.forest.get_mut(self.arena[id].tree).sequences -= removed.len() as u64;
         for end in removed {
-            self.ledger.label(end.label).sequences -= 1;
+            self.remove_sequence(id, end.label);
         }
     }
 
-    fn each_upward(&mut self, id: NodeId, change: impl Fn(&mut Node)) {
+    /// Lets the nodes above know whether a trimmable checkpoint is at or below this one; those above
+    /// the first that knew it already know, too.
+    fn announce(&mut self, id: NodeId) {
         let mut at = id;
         while !self.arena[at].is_root() {
-            change(&mut self.arena[at]);
-            at = self.arena[at].parent;
+            let (trimmable, key, parent) =
+                (self.arena[at].trimmable(), self.arena[at].keys[0], self.arena[at].parent);
+            let before = self.arena[parent].trimmable();
+            self.arena.alter(parent, |parent| parent.children.set_trimmable(key, trimmable));
+            if self.arena[parent].trimmable() == before {
+                return;
+            }
+            at = parent;
         }
     }
 
@@ -275,7 +314,7 @@ impl Trees {
         let mut order = vec![top];
         let mut next = 0;
         while let Some(&id) = order.get(next) {
-            order.extend(self.arena[id].children.iter().map(|(_, child)| child));
+            order.extend(self.arena[id].children.iter().map(|(_, child)| child.id));
             next += 1;
         }
         order.reverse();

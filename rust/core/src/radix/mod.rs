@@ -8,4 +8,5 @@ pub(crate) mod arena;
 pub(crate) mod children;
 pub(crate) mod edit;
 pub(crate) mod node;
+pub(crate) mod slab;
 pub(crate) mod walk;

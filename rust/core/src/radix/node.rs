@@ -56,8 +56,6 @@ pub(crate) struct Node {
     pub(crate) buffers: u32,
     /// Leases whose path goes through or ends at this node.
     pub(crate) leases: u32,
-    /// Trimmable checkpoints at or below this node.
-    pub(crate) trimmable: u32,
     /// The label of the store that brought this node's segment.
     pub(crate) label: u16,
     /// Some key carries the media bit.
@@ -79,7 +77,6 @@ impl Node {
             tree,
             buffers: 0,
             leases: 0,
-            trimmable: 0,
             label: 0,
             media: false,
         }
@@ -95,6 +92,11 @@ impl Node {
 
     pub(crate) fn is_root(&self) -> bool {
         self.parent.is_none()
+    }
+
+    /// Whether a checkpoint at or below this node can be trimmed. O(1).
+    pub(crate) fn trimmable(&self) -> bool {
+        self.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.trimmable) || self.children.trimmable()
     }
 
     pub(crate) fn nbytes(&self) -> u64 {

@@ -15,18 +15,18 @@ impl PrefixIndex {
     /// # Errors
     /// [`Error::UnknownPlan`].
     pub fn commit(&mut self, plan: PlanId, stamp: u64) -> Result<Committed, Error> {
-        let pending = self.plans.remove(&plan).ok_or(Error::UnknownPlan)?;
+        let pending = self.plans.remove(plan).ok_or(Error::UnknownPlan)?;
         let stamp = self.tick(stamp);
         self.trees.ledger.unreserve(pending.reserved);
         let mut dropped = Dropped::default();
         let Some(place) = self.still_there(&pending) else {
-            self.unprotect(pending.draft.lease, &mut dropped);
+            self.let_go(&pending.draft, &mut dropped);
             return Ok(Committed { stale: true, dropped });
         };
         let last = self.attach(&pending, place, &mut dropped);
         // First the release, then the touch: what was stored is more recent than the other half of
         // a split, which the lease covers too.
-        self.unprotect(pending.draft.lease, &mut dropped);
+        self.let_go(&pending.draft, &mut dropped);
         if pending.draft.checkpoint.is_some() {
             self.trees.touch_checkpoint(last, stamp);
             self.retain_checkpoints(last, &mut dropped);
@@ -41,14 +41,14 @@ impl PrefixIndex {
     /// # Errors
     /// [`Error::UnknownPlan`].
     pub fn abort(&mut self, plan: PlanId) -> Result<Dropped, Error> {
-        let lease = if let Some(pending) = self.plans.remove(&plan) {
+        let draft = if let Some(pending) = self.plans.remove(plan) {
             self.trees.ledger.unreserve(pending.reserved);
-            pending.draft.lease
+            pending.draft
         } else {
-            self.drafts.remove(&plan).ok_or(Error::UnknownPlan)?.lease
+            self.drafts.remove(plan).ok_or(Error::UnknownPlan)?
         };
         let mut dropped = Dropped::default();
-        self.unprotect(lease, &mut dropped);
+        self.let_go(&draft, &mut dropped);
         Ok(dropped)
     }
 

@@ -10,7 +10,7 @@ use crate::media::Cuts;
 use crate::radix::edit::SegmentShape;
 use crate::radix::walk::{Walk, upward, walk};
 use crate::store::{
-    CheckpointSpec, Drafted, NewSegment, Outcome, Pending, Plan, Planned, Split, StoreRequest,
+    CheckpointSpec, Drafted, HeapBytes, NewSegment, Outcome, Pending, Plan, Planned, Split, StoreRequest,
 };
 
 /// A store from its draft to its end.
@@ -20,7 +20,7 @@ pub(crate) struct Draft {
     pub(super) layout: LayoutId,
     /// The key, as long as the KV.
     pub(crate) keys: Box<[u32]>,
-    pub(super) cuts: Cuts,
+    pub(crate) cuts: Cuts,
     pub(super) shape: SegmentShape,
     pub(super) checkpoint: Option<CheckpointSpec>,
     pub(super) lease: Option<LeaseId>,
@@ -40,8 +40,8 @@ pub(super) struct Place {
     pub(super) length: usize,
 }
 
-impl Draft {
-    pub(crate) fn heap_bytes(&self) -> usize {
+impl HeapBytes for Draft {
+    fn heap_bytes(&self) -> usize {
         self.namespace.len() + size_of_val(&*self.keys) + self.cuts.heap_bytes()
     }
 }
@@ -63,7 +63,7 @@ impl PrefixIndex {
             return Ok((Planned::TooLarge, self.abort(id)?));
         }
         let anew = length_anew > length;
-        let mut draft = self.drafts.remove(&id).ok_or(Error::UnknownPlan)?;
+        let mut draft = self.drafts.remove(id).ok_or(Error::UnknownPlan)?;
         let place = if anew { self.fitting_anew(&draft) } else { None }.unwrap_or(draft.place);
         dropped.extend(self.move_to(&mut draft, Place { length: length.max(length_anew), ..place }));
         let cost = self.cost(draft.shape, draft.checkpoint, &draft.place);
@@ -126,6 +126,9 @@ impl PrefixIndex {
             length: self.fitting(&draft, &place, self.room()).unwrap_or_default(),
             length_anew: self.fitting_anew(&draft).map_or(0, |place| place.length),
         };
+        if !draft.cuts.is_empty() {
+            self.trees.media.hold(&draft.keys);
+        }
         self.drafts.insert(id, draft);
         Ok(Outcome::Open(drafted))
     }
@@ -172,7 +175,7 @@ impl PrefixIndex {
             None => place.from < length && length <= place.length && draft.cuts.back(length) == length,
         };
         let place = place.filter(may_be).ok_or(Error::UnknownPlan)?;
-        let mut draft = self.drafts.remove(&id).ok_or(Error::UnknownPlan)?;
+        let mut draft = self.drafts.remove(id).ok_or(Error::UnknownPlan)?;
         let dropped = self.move_to(&mut draft, Place { length, ..place });
         let cost = self.cost(draft.shape, draft.checkpoint, &draft.place);
         self.drafts.insert(id, draft);
@@ -181,7 +184,7 @@ impl PrefixIndex {
 
     /// The draft, if its lease holds and the tree around its place is what it was.
     fn standing(&self, id: PlanId) -> Option<&Draft> {
-        let draft = self.drafts.get(&id)?;
+        let draft = self.drafts.get(id)?;
         if draft.lease.is_some_and(|lease| !self.leases.is_live(lease)) {
             return None;
         }
@@ -230,7 +233,7 @@ impl PrefixIndex {
         if self.over(cost.nbytes, cost.buffers) != Need::default() {
             return Err(Error::UnknownPlan);
         }
-        let draft = self.drafts.remove(&id).ok_or(Error::UnknownPlan)?;
+        let draft = self.drafts.remove(id).ok_or(Error::UnknownPlan)?;
         Ok(self.reserve(id, draft))
     }
 
@@ -274,6 +277,14 @@ impl PrefixIndex {
         let id = LeaseId(self.ids.next());
         self.leases.acquire(&mut self.trees, id, Lease { tree, node: place.node, checkpoint });
         Some(id)
+    }
+
+    /// Ends a draft's hold on the tree.
+    pub(super) fn let_go(&mut self, draft: &Draft, dropped: &mut Dropped) {
+        if !draft.cuts.is_empty() {
+            self.trees.media.release(&draft.keys);
+        }
+        self.unprotect(draft.lease, dropped);
     }
 
     pub(super) fn unprotect(&mut self, lease: Option<LeaseId>, dropped: &mut Dropped) {

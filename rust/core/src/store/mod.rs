@@ -11,10 +11,13 @@ mod draft;
 mod fit;
 mod insert;
 
+use hashbrown::HashMap;
+
 use crate::evict::Dropped;
 use crate::ids::{CheckpointId, LayoutId, PlanId, SegmentId};
 use crate::keys::Query;
 use crate::ledger::Amount;
+use crate::radix::children::shrink;
 
 pub(crate) use draft::Draft;
 pub use insert::Inserted;
@@ -145,9 +148,53 @@ pub(crate) struct Pending {
     plan: Plan,
 }
 
-impl Pending {
-    /// Bytes on the heap, the entry itself aside.
-    pub(crate) fn heap_bytes(&self) -> usize {
+/// What takes bytes on the heap, the entry itself aside.
+pub(crate) trait HeapBytes {
+    fn heap_bytes(&self) -> usize;
+}
+
+impl HeapBytes for Pending {
+    fn heap_bytes(&self) -> usize {
         self.draft.heap_bytes() + self.plan.segments.capacity() * size_of::<NewSegment>()
+    }
+}
+
+/// Drafts or plans by id, their bytes counted.
+#[derive(Debug)]
+pub(crate) struct UnderWay<T> {
+    by_id: HashMap<PlanId, T>,
+    heap_bytes: usize,
+}
+
+impl<T> Default for UnderWay<T> {
+    fn default() -> Self {
+        Self { by_id: HashMap::new(), heap_bytes: 0 }
+    }
+}
+
+impl<T: HeapBytes> UnderWay<T> {
+    fn get(&self, id: PlanId) -> Option<&T> {
+        self.by_id.get(&id)
+    }
+
+    fn insert(&mut self, id: PlanId, entry: T) {
+        self.heap_bytes += entry.heap_bytes();
+        self.by_id.insert(id, entry);
+    }
+
+    fn remove(&mut self, id: PlanId) -> Option<T> {
+        let entry = self.by_id.remove(&id)?;
+        self.heap_bytes -= entry.heap_bytes();
+        shrink(&mut self.by_id);
+        Some(entry)
+    }
+
+    pub(crate) fn values(&self) -> impl Iterator<Item = &T> {
+        self.by_id.values()
+    }
+
+    /// Bytes on the heap. O(1).
+    pub(crate) fn bytes(&self) -> usize {
+        self.by_id.allocation_size() + self.heap_bytes
     }
 }
