@@ -28,11 +28,12 @@ pub enum Reason {
 pub struct Match {
     /// Reusable tokens.
     pub length: usize,
-    /// Tokens matched in the tree, at least `length`.
+    /// Tokens matched over all layouts of the namespace, at least `length`.
     pub matched: usize,
     /// Why.
     pub reason: Reason,
-    /// Where a checkpoint would have helped: the tokens matched further than the nearest one.
+    /// Where a checkpoint would have helped: some layout with checkpoints matched further than
+    /// `length`.
     pub checkpoint_at: Option<usize>,
     /// The layout of the tree that serves it.
     pub layout: Option<LayoutId>,
@@ -196,7 +197,9 @@ impl PrefixIndex {
         Scope { lease: None, pieces, checkpoint }
     }
 
-    /// The best over all layouts of the namespace; the newest layout where several are equal.
+    /// Over all layouts of the namespace: the longest usable prefix, of several equal ones that of
+    /// the longest match and then of the newest layout; the most that matched; and the deepest
+    /// position beyond that prefix where a checkpoint would help.
     fn find(
         &self,
         namespace: &str,
@@ -217,18 +220,20 @@ impl PrefixIndex {
             visited: 0,
             compared: 0,
         };
-        let mut best = (nothing, None);
+        let (mut best, mut serving) = (nothing, None);
+        let mut all = nothing;
         for &tree in trees {
-            let (mut found, place) = self.find_in(tree, query, limit)?;
-            found.visited += best.0.visited;
-            found.compared += best.0.compared;
-            if (found.length, found.matched) >= (best.0.length, best.0.matched) {
-                best = (found, place);
+            let (found, place) = self.find_in(tree, query, limit)?;
+            all.matched = all.matched.max(found.matched);
+            all.checkpoint_at = all.checkpoint_at.max(found.checkpoint_at);
+            all.visited += found.visited;
+            all.compared += found.compared;
+            if (found.length, found.matched) >= (best.length, best.matched) {
+                (best, serving) = (found, place);
             }
-            best.0.visited = found.visited;
-            best.0.compared = found.compared;
         }
-        Ok(best)
+        all.checkpoint_at = all.checkpoint_at.filter(|at| *at > best.length);
+        Ok((Match { length: best.length, reason: best.reason, layout: best.layout, ..all }, serving))
     }
 
     fn find_in(
