@@ -204,6 +204,7 @@ class CacheIndex:
         checkpoint: tuple[int, int, bool] | None,
         label: int,
         stamp: int,
+        prompt_length: int | None = None,
     ) -> Planned: ...
     def draft(
         self,
@@ -218,6 +219,7 @@ class CacheIndex:
         checkpoint: tuple[int, int, bool] | None,
         label: int,
         stamp: int,
+        prompt_length: int | None = None,
     ) -> Drafted: ...
     def settle(self, draft: int, length: int, anew: bool) -> tuple[int, int, Dropped]: ...
     def promise(self, draft: int) -> Planned: ...

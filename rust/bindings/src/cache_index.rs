@@ -25,6 +25,7 @@ struct Request<'a> {
     segment_buffers: u32,
     checkpoint: Option<Checkpoint>,
     label: u16,
+    prompt: Option<usize>,
 }
 
 impl<'a> Request<'a> {
@@ -41,6 +42,7 @@ impl<'a> Request<'a> {
                 trimmable,
             }),
             label: self.label,
+            prompt: self.prompt,
         }
     }
 }
@@ -115,8 +117,9 @@ impl CacheIndex {
         Ok(lock(&self.0)?.release(core::LeaseId(lease), stamp).into())
     }
 
-    /// Plans to store the first `length` tokens. `checkpoint` is (bytes, buffers, trimmable).
-    #[pyo3(signature = (tokens, length, *, namespace, media, layout, bytes_per_token, segment_buffers, checkpoint, label, stamp))]
+    /// Plans to store the first `length` tokens. `checkpoint` is (bytes, buffers, trimmable); the answer
+    /// begins after `prompt_length` tokens.
+    #[pyo3(signature = (tokens, length, *, namespace, media, layout, bytes_per_token, segment_buffers, checkpoint, label, stamp, prompt_length = None))]
     #[allow(clippy::too_many_arguments)]
     fn plan(
         &self,
@@ -131,8 +134,11 @@ impl CacheIndex {
         checkpoint: Option<Checkpoint>,
         label: u16,
         stamp: u64,
+        prompt_length: Option<usize>,
     ) -> PyResult<Planned> {
-        let request = Request { namespace, layout, bytes_per_token, segment_buffers, checkpoint, label };
+        let prompt = prompt_length;
+        let request =
+            Request { namespace, layout, bytes_per_token, segment_buffers, checkpoint, label, prompt };
         let (planned, evicted) =
             tokens.with_query(&mut *lock(&self.0)?, length, &media, true, |index, query| {
                 index.plan(&request.store(query), stamp)
@@ -141,7 +147,7 @@ impl CacheIndex {
     }
 
     /// The first step of `plan` alone: finds the place and protects it.
-    #[pyo3(signature = (tokens, length, *, namespace, media, layout, bytes_per_token, segment_buffers, checkpoint, label, stamp))]
+    #[pyo3(signature = (tokens, length, *, namespace, media, layout, bytes_per_token, segment_buffers, checkpoint, label, stamp, prompt_length = None))]
     #[allow(clippy::too_many_arguments)]
     fn draft(
         &self,
@@ -155,8 +161,11 @@ impl CacheIndex {
         checkpoint: Option<Checkpoint>,
         label: u16,
         stamp: u64,
+        prompt_length: Option<usize>,
     ) -> PyResult<Drafted> {
-        let request = Request { namespace, layout, bytes_per_token, segment_buffers, checkpoint, label };
+        let prompt = prompt_length;
+        let request =
+            Request { namespace, layout, bytes_per_token, segment_buffers, checkpoint, label, prompt };
         let outcome = tokens.with_query(&mut *lock(&self.0)?, length, &media, true, |index, query| {
             index.draft(&request.store(query), stamp)
         })?;

@@ -47,6 +47,8 @@ pub struct PrefixIndex {
     pub(crate) limits: Limits,
     pub(crate) segment_tokens: usize,
     pub(crate) max_checkpoints: usize,
+    /// How many stores said where their prompt ends.
+    pub(crate) prompts: u64,
     /// The latest time a caller gave.
     pub(crate) stamp: u64,
 }

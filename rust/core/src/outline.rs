@@ -50,7 +50,7 @@ impl PrefixIndex {
         let mut line = format!("tokens {}..{} ({hash:016x}), {} leases", node.start(), node.end, node.leases);
         if let Some(checkpoint) = &node.checkpoint {
             let kind = if checkpoint.trimmable { "trimmable checkpoint" } else { "checkpoint" };
-            let _ = write!(line, ", {kind} with {} leases", checkpoint.leases);
+            let _ = write!(line, ", {kind} with {} leases, prompt {}", checkpoint.leases, checkpoint.prompt);
         }
         for end in node.ends() {
             let _ = write!(line, ", a store ends at {}", node.start() + end.at as usize);

@@ -58,6 +58,7 @@ fn a_lookup_counts_all_layouts() {
             segment_buffers: 1,
             checkpoint: None,
             label: 0,
+            prompt: None,
         };
         let Planned::Ready(plan) = index.plan(&request, 0).unwrap().0 else { panic!("no room") };
         index.commit(plan.id, 0).unwrap();

@@ -18,6 +18,7 @@ fn request(query: Query<'_>, checkpoint: Option<CheckpointSpec>) -> StoreRequest
         segment_buffers: 1,
         checkpoint,
         label: 0,
+        prompt: None,
     }
 }
 
@@ -115,8 +116,14 @@ const DAMAGE: &[(&str, Damage)] = &[
     }),
     ("a tree of span layers", |index| {
         let id = at(index, &[5]);
-        let checkpoint =
-            Checkpoint { id: crate::CheckpointId(1), nbytes: 0, buffers: 0, trimmable: false, leases: 0 };
+        let checkpoint = Checkpoint {
+            id: crate::CheckpointId(1),
+            nbytes: 0,
+            buffers: 0,
+            trimmable: false,
+            leases: 0,
+            prompt: 0,
+        };
         index.trees.arena[id].checkpoint = Some(Box::new(checkpoint));
     }),
     ("no checkpoint makes usable", |index| {

@@ -12,6 +12,8 @@ pub(crate) struct Checkpoint {
     /// No window had rotated: it serves every shorter length too, by trimming.
     pub(crate) trimmable: bool,
     pub(crate) leases: u32,
+    /// When a store last said that its prompt ends here, counted; 0 for never.
+    pub(crate) prompt: u64,
 }
 
 /// Where a store ended inside a node, and under which label.

@@ -29,6 +29,7 @@ impl PrefixIndex {
         self.let_go(&pending.draft, &mut dropped);
         if pending.draft.checkpoint.is_some() {
             self.trees.touch_checkpoint(last, stamp);
+            self.mark_prompt(last, pending.draft.prompt);
             self.retain_checkpoints(last, &mut dropped);
         } else {
             self.trees.touch_path(last, stamp);
@@ -95,7 +96,7 @@ impl PrefixIndex {
         }
         if let (Some(id), Some(spec)) = (plan.checkpoint, pending.draft.checkpoint) {
             let CheckpointSpec { nbytes, buffers, trimmable } = spec;
-            let checkpoint = Checkpoint { id, nbytes, buffers, trimmable, leases: 0 };
+            let checkpoint = Checkpoint { id, nbytes, buffers, trimmable, leases: 0, prompt: 0 };
             trees.add_checkpoint(last, checkpoint);
         }
         let len = trees.arena[last].len();

@@ -23,6 +23,7 @@ pub(crate) struct Draft {
     pub(crate) cuts: Cuts,
     pub(super) shape: SegmentShape,
     pub(super) checkpoint: Option<CheckpointSpec>,
+    pub(super) prompt: Option<usize>,
     pub(super) lease: Option<LeaseId>,
     tree: Option<TreeId>,
     pub(super) place: Place,
@@ -114,6 +115,7 @@ impl PrefixIndex {
                 label: request.label,
             },
             checkpoint: request.checkpoint,
+            prompt: request.prompt,
             lease: None,
             tree,
             place,
@@ -151,6 +153,7 @@ impl PrefixIndex {
                 return false;
             }
             self.trees.touch_checkpoint(node, stamp);
+            self.mark_prompt(node, request.prompt);
         } else {
             self.trees.touch_path(node, stamp);
         }

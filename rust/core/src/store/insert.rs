@@ -42,6 +42,7 @@ impl PrefixIndex {
             segment_buffers: 1,
             checkpoint: None,
             label: 0,
+            prompt: None,
         };
         if let Some(inserted) = self.append(&request, stamp)? {
             return Ok(inserted);

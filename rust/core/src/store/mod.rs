@@ -50,6 +50,9 @@ pub struct StoreRequest<'a> {
     pub checkpoint: Option<CheckpointSpec>,
     /// Counted by label in the statistics.
     pub label: u16,
+    /// Where the prompt ends and the answer begins, if the caller knows: the checkpoint there is kept
+    /// as long as the newest.
+    pub prompt: Option<usize>,
 }
 
 /// A segment to be copied.

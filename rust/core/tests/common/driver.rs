@@ -205,7 +205,13 @@ impl<I: Index> Driver<I> {
         let Some(before) = self.latest(*after) else { return store.clone() };
         let spec = CheckpointSpec { nbytes: 2, buffers: 1, trimmable: true };
         let checkpoint = before.checkpoint.map(|_| store.checkpoint.unwrap_or(spec));
-        Store { prompt: before.prompt.then(&store.prompt), checkpoint, label: store.label, ..before.clone() }
+        Store {
+            prompt: before.prompt.then(&store.prompt),
+            checkpoint,
+            label: store.label,
+            prompt_length: store.prompt_length,
+            ..before.clone()
+        }
     }
 
     fn asked(&self, asked: &Asked) -> (String, Prompt) {

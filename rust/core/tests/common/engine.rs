@@ -28,6 +28,7 @@ pub(crate) fn span(namespace: &str, prompt: &Prompt) -> Store {
         buffers: 1,
         checkpoint: None,
         label: 0,
+        prompt_length: None,
     }
 }
 

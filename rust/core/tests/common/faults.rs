@@ -48,6 +48,7 @@ faults! {
     StoresACheckpointOneOff,
     ForgetsThatACheckpointCanBeTrimmed,
     KeepsAllCheckpoints,
+    ForgetsWhereThePromptEnds,
     ExceedsTheLimit,
     KeepsWhatAnAbortReserved,
     CommitsWhatIsStale,
@@ -130,6 +131,7 @@ impl Index for Faulty {
         match (self.fault, store.checkpoint.as_mut()) {
             (F::ForgetsThatACheckpointCanBeTrimmed, Some(checkpoint)) => checkpoint.trimmable = false,
             (F::CountsUnderOneLabel, _) => store.label = 0,
+            (F::ForgetsWhereThePromptEnds, _) => store.prompt_length = None,
             _ => {}
         }
         let (mut planned, evicted) = Index::plan(&mut self.inner, &store, stamp)?;

@@ -18,6 +18,7 @@ pub(crate) struct Store {
     pub(crate) buffers: u32,
     pub(crate) checkpoint: Option<CheckpointSpec>,
     pub(crate) label: u16,
+    pub(crate) prompt_length: Option<usize>,
 }
 
 impl Store {
@@ -30,6 +31,7 @@ impl Store {
             segment_buffers: self.buffers,
             checkpoint: self.checkpoint,
             label: self.label,
+            prompt: self.prompt_length,
         }
     }
 }

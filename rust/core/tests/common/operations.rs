@@ -159,8 +159,9 @@ fn store() -> impl Strategy<Value = Store> {
     ];
     // Now and then another price than the layout's.
     let odd = prop_oneof![15 => Just(None), 1 => (0_u64..4).prop_map(Some)];
-    (namespace(), layout, prompt(), checkpoint, odd, 0_u16..3).prop_map(
-        |(namespace, (layout, checkpointed), prompt, checkpoint, odd, label)| Store {
+    let length = prop_oneof![1 => Just(None), 1 => (0_usize..16).prop_map(Some)];
+    (namespace(), layout, prompt(), checkpoint, odd, 0_u16..3, length).prop_map(
+        |(namespace, (layout, checkpointed), prompt, checkpoint, odd, label, prompt_length)| Store {
             namespace,
             layout,
             prompt,
@@ -168,6 +169,7 @@ fn store() -> impl Strategy<Value = Store> {
             buffers: [1, 2, 1, 0][layout as usize],
             checkpoint: checkpointed.then_some(checkpoint),
             label,
+            prompt_length,
         },
     )
 }

@@ -61,6 +61,8 @@ struct Checkpoint {
     nbytes: u64,
     buffers: u64,
     trimmable: bool,
+    /// The count of stores when one last said that its prompt ends here.
+    prompt: u64,
 }
 
 impl Checkpoint {
@@ -119,6 +121,7 @@ pub(crate) struct Oracle {
     drafts: Vec<store::Open>,
     plans: Vec<store::Open>,
     stores: u64,
+    prompts: u64,
     stamp: u64,
     /// Contents of media spans in the order in which stores first brought them.
     contents: Vec<(u8, usize)>,
@@ -134,6 +137,7 @@ impl Oracle {
             drafts: Vec::new(),
             plans: Vec::new(),
             stores: 0,
+            prompts: 0,
             stamp: 0,
             contents: Vec::new(),
         }

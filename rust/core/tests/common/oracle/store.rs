@@ -244,6 +244,7 @@ impl Oracle {
             self.touch_path(place, &path);
         } else if self.tree(place).is_some_and(|tree| tree.checkpoint(tokens).is_some()) {
             self.touch_checkpoint(place, tokens);
+            self.mark_prompt(place, tokens, store.prompt_length);
         } else {
             return false;
         }
