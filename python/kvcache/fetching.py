@@ -229,8 +229,12 @@ def _gather(state: State, acquired: Acquired) -> tuple[list[Piece], list[Image]]
     owned = frozenset(taken.segments) if taken else frozenset()
     pieces = []
     for number, tokens in acquired.pieces:
-        segment = state.segments.segment(number)
-        pieces.append(Piece(list(segment), tokens, owned=number in owned))
+        left = tokens
+        for part in state.segments.segment(number):
+            used = min(left, part[0].shape[-2] if part else left)
+            if used:
+                pieces.append(Piece(list(part), used, owned=number in owned))
+            left -= used
     stored = state.segments.checkpoint(acquired.checkpoint[0]) if acquired.checkpoint else []
     images = [replace(image, arrays=list(image.arrays)) for image in stored]
     if taken:

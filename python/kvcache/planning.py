@@ -92,6 +92,7 @@ def plan(state: State, asked: Question, reading: Reading, label: str) -> Step:
     stamp = state.stamp()
     with state.guard() as index:
         planned = cast("Planned", request(index, stamp)())
+        state.segments.join(planned.joined)
         halved = _halved(state, planned)
         dropped = state.segments.remove(planned.evicted)
     evicted = Eviction()
@@ -124,6 +125,7 @@ def _agreed(state: State, request: Callable[[CacheIndex, int], Callable[[], Plan
         stamp = state.stamp()
         with state.guard() as index:
             drafted = cast("Drafted", request(index, stamp)())
+            state.segments.join(drafted.joined)
         return _OUTCOMES.index(drafted.outcome), drafted.matched, drafted.length, drafted.length_anew
 
     try:

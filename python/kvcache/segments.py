@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from kvcache.arrays import Array
     from kvcache.layers.base import Image
 
-# The arrays of all span layers for one node's tokens, in layer order.
-Segment = list[arrays.Array]
+# The arrays of all span layers for consecutive tokens, in layer order.
+Part = list[arrays.Array]
+# One node's tokens: one part, or those of the nodes that it was joined of.
+Segment = list[Part]
 # The images of all window and state layers after one node's last token, in layer order.
 Checkpoint = list["Image"]
 
@@ -30,14 +32,19 @@ class SegmentStore:
         self._checkpoints: dict[int, Checkpoint] = {}
         self._abandoned = False
 
-    def put(self, segments: dict[int, Segment], checkpoint: tuple[int, Checkpoint] | None) -> None:
+    def put(self, segments: dict[int, Part], checkpoint: tuple[int, Checkpoint] | None) -> None:
         """Takes over the arrays of one commit."""
-        self._segments.update(segments)
+        self._segments.update({number: [part] for number, part in segments.items()})
         if checkpoint is not None:
             self._checkpoints[checkpoint[0]] = checkpoint[1]
 
+    def join(self, joined: list[tuple[int, list[int]]]) -> None:
+        """Puts the parts of several segments under one new id."""
+        for number, replaced in joined:
+            self._segments[number] = [part for old in replaced for part in self._segments.pop(old)]
+
     def segment(self, number: int) -> Segment:
-        """The arrays under an id. The list is the store's own."""
+        """The parts under an id, in the order of their tokens. The lists are the store's own."""
         return self._segments[number]
 
     def checkpoint(self, number: int) -> Checkpoint:
@@ -50,13 +57,13 @@ class SegmentStore:
             return []
         segments = [self._segments.pop(number) for number in dropped.segments]
         checkpoints = [self._checkpoints.pop(number) for number in dropped.checkpoints]
-        found = [array for segment in segments for array in segment]
+        found = [array for segment in segments for part in segment for array in part]
         found += [array for images in checkpoints for image in images for array in image.arrays]
         return found
 
     def remove_all(self) -> list[Array]:
         """Hands out all arrays: the index holds nothing any more."""
-        found = [array for segment in self._segments.values() for array in segment]
+        found = [array for segment in self._segments.values() for part in segment for array in part]
         found += [
             array for images in self._checkpoints.values() for image in images for array in image.arrays
         ]
@@ -72,7 +79,7 @@ class SegmentStore:
 
     def totals(self) -> tuple[int, int, int]:
         """(bytes, arrays, segments) that are really held. O(arrays)."""
-        held = [array for segment in self._segments.values() for array in segment]
+        held = [array for segment in self._segments.values() for part in segment for array in part]
         held += [array for images in self._checkpoints.values() for image in images for array in image.arrays]
         return arrays.nbytes(held), len(held), len(self._segments)
 

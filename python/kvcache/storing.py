@@ -241,6 +241,7 @@ class Store:
             committed = index.commit(cast("int", planned.plan), stamp)
             if not committed.stale:
                 state.segments.put(copies.segments, copies.checkpoint)
+            state.segments.join(committed.joined)
             state.segments.remove(committed.dropped)
         return not committed.stale
 

@@ -242,6 +242,24 @@ impl CacheIndex {
         Ok(lock(&self.0)?.make_room(nbytes, buffers).map(Dropped::from))
     }
 
+    /// The arrays of a segment on a lease's path were rewritten into `parts` parts. False: the segment is
+    /// gone, or has fewer.
+    fn compacted(&self, lease: u64, segment: u64, parts: u32) -> PyResult<bool> {
+        Ok(lock(&self.0)?.compacted(core::LeaseId(lease), core::SegmentId(segment), parts))
+    }
+
+    /// Takes free room under the limits for arrays that are not held yet; False, and nothing taken, where
+    /// there is too little. Evicts nothing.
+    fn reserve_bytes(&self, nbytes: u64, buffers: u64) -> PyResult<bool> {
+        Ok(lock(&self.0)?.reserve_bytes(nbytes, buffers))
+    }
+
+    /// Gives back what `reserve_bytes` took.
+    fn unreserve_bytes(&self, nbytes: u64, buffers: u64) -> PyResult<()> {
+        lock(&self.0)?.unreserve_bytes(nbytes, buffers);
+        Ok(())
+    }
+
     fn drop(&self, namespace: &str) -> PyResult<Dropped> {
         Ok(lock(&self.0)?.drop_namespace(namespace).into())
     }

@@ -134,6 +134,13 @@ impl Acquired {
     }
 }
 
+/// (new segment id, the ids of what it consists of in the order of their tokens)
+type Joined = (u64, Vec<u64>);
+
+fn joined(joined: Vec<core::Joined>) -> Vec<Joined> {
+    joined.into_iter().map(|one| (one.segment.0, one.replaced.into_iter().map(|id| id.0).collect())).collect()
+}
+
 /// The outcome of planning a store.
 #[pyclass(frozen, get_all, module = "kvcache._core")]
 pub(crate) struct Planned {
@@ -148,6 +155,8 @@ pub(crate) struct Planned {
     split: Option<(u64, u64, u64, usize)>,
     checkpoint: Option<u64>,
     evicted: Py<Dropped>,
+    /// Where all of the key was held: segments on its path that are one now.
+    joined: Vec<Joined>,
 }
 
 impl Planned {
@@ -155,11 +164,15 @@ impl Planned {
         let evicted = Py::new(py, Dropped::from(evicted))?;
         let outcome = match &planned {
             core::Planned::Ready(_) => "ready",
-            core::Planned::Already => "already",
+            core::Planned::Already(_) => "already",
             core::Planned::TooLarge => "too_large",
             core::Planned::InsideMedia => "inside_media",
         };
         let core::Planned::Ready(plan) = planned else {
+            let joined = match planned {
+                core::Planned::Already(found) => joined(found),
+                _ => Vec::new(),
+            };
             return Ok(Self {
                 outcome,
                 plan: None,
@@ -169,6 +182,7 @@ impl Planned {
                 split: None,
                 checkpoint: None,
                 evicted,
+                joined,
             });
         };
         Ok(Self {
@@ -180,6 +194,7 @@ impl Planned {
             split: plan.split.map(|split| (split.old.0, split.upper.0, split.lower.0, split.at)),
             checkpoint: plan.checkpoint.map(|id| id.0),
             evicted,
+            joined: Vec::new(),
         })
     }
 }
@@ -196,13 +211,22 @@ pub(crate) struct Drafted {
     length: usize,
     /// Tokens that fit if the node that the key diverges in is given up.
     length_anew: usize,
+    /// Where all of the key was held: segments on its path that are one now.
+    joined: Vec<Joined>,
 }
 
 impl From<core::Outcome> for Drafted {
     fn from(outcome: core::Outcome) -> Self {
-        let closed = |outcome| Self { outcome, draft: None, matched: 0, length: 0, length_anew: 0 };
+        let closed = |outcome| Self {
+            outcome,
+            draft: None,
+            matched: 0,
+            length: 0,
+            length_anew: 0,
+            joined: Vec::new(),
+        };
         match outcome {
-            core::Outcome::Already => closed("already"),
+            core::Outcome::Already(found) => Self { joined: joined(found), ..closed("already") },
             core::Outcome::InsideMedia => closed("inside_media"),
             core::Outcome::Open(drafted) => Self {
                 outcome: "open",
@@ -210,6 +234,7 @@ impl From<core::Outcome> for Drafted {
                 matched: drafted.matched,
                 length: drafted.length,
                 length_anew: drafted.length_anew,
+                joined: Vec::new(),
             },
         }
     }
@@ -220,11 +245,14 @@ impl From<core::Outcome> for Drafted {
 pub(crate) struct Committed {
     stale: bool,
     dropped: Py<Dropped>,
+    /// Segments, old or of this store, that are one now.
+    joined: Vec<Joined>,
 }
 
 impl Committed {
     pub(crate) fn new(py: Python<'_>, committed: core::Committed) -> PyResult<Self> {
-        Ok(Self { stale: committed.stale, dropped: Py::new(py, Dropped::from(committed.dropped))? })
+        let dropped = Py::new(py, Dropped::from(committed.dropped))?;
+        Ok(Self { stale: committed.stale, dropped, joined: joined(committed.joined) })
     }
 }
 

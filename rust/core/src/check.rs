@@ -155,8 +155,14 @@ impl PrefixIndex {
         ensure!(sums.ids.insert(node.segment.0), "segment {} stands twice", node.segment.0);
         sums.nodes += 1;
         sums.held += segment_amount(node);
-        let label = sums.labels.entry(node.label).or_default();
-        label.nbytes += node.nbytes();
+        let block = |at: usize| at / self.segment_tokens;
+        ensure!(block(node.start()) == block(node.end as usize - 1), "node {at:?} lies in two blocks");
+        ensure!(node.parts > 0, "node {at:?} has no part");
+        let labelled: u32 = node.labels().map(|run| run.tokens).sum();
+        ensure!(labelled as usize == length, "node {at:?} has labels for {labelled} tokens of {length}");
+        for run in node.labels() {
+            sums.labels.entry(run.label).or_default().nbytes += u64::from(run.tokens) * node.bytes_per_token;
+        }
         if leases > 0 {
             sums.leased += segment_amount(node);
         } else if !tree.checkpointed {
@@ -170,7 +176,7 @@ impl PrefixIndex {
                 "the checkpoint of node {at:?} miscounts its leases"
             );
             let amount = checkpoint_amount(checkpoint);
-            label.nbytes += amount.nbytes;
+            sums.labels.entry(node.label).or_default().nbytes += amount.nbytes;
             sums.held += amount;
             if checkpoint.leases > 0 {
                 sums.leased += amount;
@@ -195,7 +201,7 @@ impl PrefixIndex {
         let (held, leased, reserved) = (ledger.held(), ledger.leased(), ledger.reserved());
         ensure!(held == sums.held, "the ledger holds {held:?}, the nodes {:?}", sums.held);
         ensure!(leased == sums.leased, "leased {leased:?}, by the nodes {:?}", sums.leased);
-        let mut promised = Amount::default();
+        let mut promised = self.transient;
         self.plans.values().for_each(|plan| promised += plan.reserved);
         ensure!(reserved == promised, "reserved {reserved:?}, by the plans {promised:?}");
         ensure!(

@@ -86,6 +86,26 @@ impl PrefixIndex {
         self.room().holds(nbytes, buffers).then(|| self.evict(self.over(nbytes, buffers)))
     }
 
+    /// Takes room for arrays that are neither held nor a store's, such as a copy that is about to
+    /// replace its original. Only what is free is taken: nothing is evicted. O(1).
+    pub fn reserve_bytes(&mut self, nbytes: u64, buffers: u64) -> bool {
+        if self.over(nbytes, buffers) != Need::default() {
+            return false;
+        }
+        let amount = Amount { nbytes, buffers, ..Amount::default() };
+        self.transient += amount;
+        self.trees.ledger.reserve(amount);
+        true
+    }
+
+    /// Gives room of [`Self::reserve_bytes`] back, at most what was taken. O(1).
+    pub fn unreserve_bytes(&mut self, nbytes: u64, buffers: u64) {
+        let (nbytes, buffers) = (nbytes.min(self.transient.nbytes), buffers.min(self.transient.buffers));
+        let amount = Amount { nbytes, buffers, ..Amount::default() };
+        self.transient -= amount;
+        self.trees.ledger.unreserve(amount);
+    }
+
     /// Whether evicting all that no lease holds would make that room.
     pub fn holds(&self, nbytes: u64, buffers: u64) -> bool {
         self.room().holds(nbytes, buffers)
@@ -138,17 +158,6 @@ impl PrefixIndex {
         self.trees.remove_if_empty(tree);
     }
 
-    /// Evicts a subtree whose leases, if any, are void. The tree's root stays. O(nodes).
-    pub(crate) fn evict_subtree(&mut self, top: NodeId, dropped: &mut Dropped) {
-        let checkpointed = self.trees.checkpointed(top);
-        for id in self.trees.postorder(top) {
-            let node = &self.trees.arena[id];
-            dropped.units += u64::from(!checkpointed || node.checkpoint.is_some());
-            self.trees.unlease(id);
-            self.trees.remove_leaf(id, dropped);
-        }
-    }
-
     /// Drops all of a namespace, leased or not: its leases are void. O(nodes and leases dropped).
     pub fn drop_namespace(&mut self, namespace: &str) -> Dropped {
         let trees = self.trees.forest.of(namespace).to_vec();
@@ -165,12 +174,7 @@ impl PrefixIndex {
         let mut dropped = Dropped::default();
         for &tree in trees {
             self.leases.void(&mut self.trees, tree);
-            let root = self.trees.forest.get(tree).root;
-            let tops: Vec<NodeId> =
-                self.trees.arena[root].children.iter().map(|(_, child)| child.id).collect();
-            for top in tops {
-                self.evict_subtree(top, &mut dropped);
-            }
+            self.trees.empty_tree(tree, &mut dropped);
             self.trees.forest.remove(&mut self.trees.arena, tree);
         }
         dropped

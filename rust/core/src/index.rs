@@ -3,6 +3,7 @@
 use crate::error::Error;
 use crate::ids::IdSource;
 use crate::lease::Leases;
+use crate::ledger::Amount;
 use crate::media::{MediaKeys, MediaTable, Span};
 use crate::radix::edit::Trees;
 use crate::store::{Draft, Pending, UnderWay};
@@ -47,6 +48,8 @@ pub struct PrefixIndex {
     pub(crate) limits: Limits,
     pub(crate) segment_tokens: usize,
     pub(crate) max_checkpoints: usize,
+    /// Room taken by [`reserve_bytes`](Self::reserve_bytes).
+    pub(crate) transient: Amount,
     /// How many stores said where their prompt ends.
     pub(crate) prompts: u64,
     /// The latest time a caller gave.

@@ -112,6 +112,11 @@ impl Leases {
         self.live.contains_key(&id)
     }
 
+    /// The lease, unless it was released or is void.
+    pub(crate) fn get(&self, id: LeaseId) -> Option<&Lease> {
+        self.live.get(&id).map(|entry| &entry.lease)
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Lease> {
         self.live.values().map(|entry| &entry.lease)
     }

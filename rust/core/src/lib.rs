@@ -42,6 +42,7 @@ pub use keys::{MAX_TOKEN, Query, check_tokens};
 pub use ledger::{Amount, LabelAmount};
 pub use lookup::{Match, Piece, Reason, Scope, Taken};
 pub use media::{MediaKeys, Span};
+pub use radix::join::Joined;
 pub use stats::{Stats, TreeStats};
 pub use store::{
     CheckpointSpec, Committed, Drafted, Inserted, NewSegment, Outcome, Plan, Planned, Split, StoreRequest,

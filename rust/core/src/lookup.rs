@@ -166,6 +166,20 @@ impl PrefixIndex {
         self.leases.release(&mut self.trees, lease, stamp)
     }
 
+    /// The caller has rewritten the arrays of a segment on a lease's path into so many parts, at most
+    /// as many as it had. Whether the segment is still there: otherwise the rewritten arrays are of no
+    /// use. O(nodes on the path).
+    pub fn compacted(&mut self, lease: LeaseId, segment: SegmentId, parts: u32) -> bool {
+        let Some(lease) = self.leases.get(lease) else { return false };
+        let arena = &self.trees.arena;
+        let found = upward(arena, lease.node).find(|id| arena[*id].segment == segment);
+        match found.filter(|id| (1..=arena[*id].parts).contains(&parts)) {
+            Some(id) => self.trees.set_parts(id, parts),
+            None => return false,
+        }
+        true
+    }
+
     fn lease(&mut self, place: Place, length: usize) -> Scope {
         let mut scope = self.scope(place, length);
         scope.lease = Some(self.lease_path(place));

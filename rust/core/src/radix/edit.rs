@@ -8,7 +8,8 @@ use crate::ledger::{Amount, Ledger};
 use crate::lru::Lru;
 use crate::media::MediaUses;
 use crate::radix::arena::Arena;
-use crate::radix::node::{Checkpoint, End, Node};
+use crate::radix::children::Children;
+use crate::radix::node::{Checkpoint, End, Node, Run};
 use crate::radix::walk::upward;
 
 /// All trees with what is counted over them.
@@ -32,7 +33,7 @@ pub(crate) struct SegmentShape {
 pub(crate) fn segment_amount(node: &Node) -> Amount {
     Amount {
         nbytes: node.nbytes(),
-        buffers: u64::from(node.buffers),
+        buffers: u64::from(node.buffers) * u64::from(node.parts),
         tokens: node.len() as u64,
         segments: 1,
         checkpoints: 0,
@@ -84,17 +85,17 @@ impl Trees {
         if node.media {
             self.media.hold(&node.keys);
         }
-        let amount = segment_amount(&node);
         let id = self.arena.add(node);
         self.arena.alter(parent, |parent| parent.children.set(first, id));
-        self.count(tree, shape.label, amount);
+        self.count_segment(id);
         self.forest.get_mut(tree).nodes += 1;
         id
     }
 
     /// Cuts a node after its first `at` keys. The lower half keeps its id, children, checkpoint
     /// and leases; the new upper half is leased as often. The node is leased by the store that
-    /// cuts it, so neither half has a place in the LRU list. O(len) for the keys' copy.
+    /// cuts it, so neither half has a place in the LRU list. The caller copies the halves whole, so
+    /// each has one part. O(len) for the keys' copy.
     pub(crate) fn split(
         &mut self,
         lower: NodeId,
@@ -102,17 +103,16 @@ impl Trees {
         upper_segment: SegmentId,
         lower_segment: SegmentId,
     ) -> NodeId {
+        self.discount_segment(lower);
         let node = &self.arena[lower];
-        let (tree, parent, label, start) = (node.tree, node.parent, node.label, node.start());
+        let (tree, parent, start) = (node.tree, node.parent, node.start());
         debug_assert!(node.leases > 0, "a node is cut by the store that leases it");
         let first = node.keys[0];
-        let before = segment_amount(node);
         let mut upper = Node::new(tree, parent, start as u32, node.keys[..at].into());
         upper.children.set(node.keys[at], lower);
         upper.segment = upper_segment;
         upper.bytes_per_token = node.bytes_per_token;
         upper.buffers = node.buffers;
-        upper.label = label;
         upper.leases = node.leases;
         upper.children.set_trimmable(node.keys[at], node.trimmable());
         upper.media = node.media && any_media(&upper.keys);
@@ -124,28 +124,24 @@ impl Trees {
         let at = at as u32;
         let (above, below): (Vec<End>, Vec<End>) = node.ends().iter().partition(|end| end.at <= at);
         let below = below.iter().map(|end| End { at: end.at - at, ..*end }).collect();
-        upper.ends = boxed(above);
+        upper.set_ends(above);
+        let (above, below_labels) = cut_labels(node, at);
+        upper.set_labels(above);
 
         let upper = self.arena.add(upper);
         self.arena.alter(parent, |parent| parent.children.set(first, upper));
         self.arena.alter(lower, |node| {
             node.keys = node.keys[at as usize..].into();
             node.media = node.media && any_media(&node.keys);
-            node.ends = boxed(below);
+            node.set_ends(below);
+            node.set_labels(below_labels);
             node.parent = upper;
             node.segment = lower_segment;
+            node.parts = 1;
         });
         self.forest.get_mut(tree).nodes += 1;
-
-        let halves = [upper, lower].map(|half| segment_amount(&self.arena[half]));
-        self.discount(tree, label, before);
-        for half in halves {
-            self.count(tree, label, half);
-        }
-        self.ledger.unlease(before);
-        for half in halves {
-            self.ledger.lease(half);
-        }
+        self.count_segment(upper);
+        self.count_segment(lower);
         upper
     }
 
@@ -174,16 +170,51 @@ impl Trees {
         if self.arena[id].checkpoint.is_some() {
             self.remove_checkpoint(id, dropped);
         }
+        let (parent, first) = (self.arena[id].parent, self.arena[id].keys[0]);
+        self.remove_node(id, dropped);
+        self.arena.alter(parent, |parent| parent.children.remove(first));
+    }
+
+    /// Takes away a subtree; its leases, if any, are void. O(nodes).
+    pub(crate) fn remove_subtree(&mut self, top: NodeId, dropped: &mut Dropped) {
+        let (parent, first) = (self.arena[top].parent, self.arena[top].keys[0]);
+        self.announce(top, false);
+        self.remove_nodes(self.postorder(top), dropped);
+        self.arena.alter(parent, |parent| parent.children.remove(first));
+    }
+
+    /// Takes away all nodes of a tree but its root, whose children are gone then; its leases are void.
+    /// O(nodes).
+    pub(crate) fn empty_tree(&mut self, tree: TreeId, dropped: &mut Dropped) {
+        let root = self.forest.get(tree).root;
+        let mut nodes = self.postorder(root);
+        nodes.pop();
+        self.remove_nodes(nodes, dropped);
+        self.arena.alter(root, |root| root.children = Children::None);
+    }
+
+    fn remove_nodes(&mut self, mut nodes: Vec<NodeId>, dropped: &mut Dropped) {
+        // As they lie in memory: in a table's order each is another cache miss, four times the time.
+        nodes.sort_unstable();
+        for id in nodes {
+            let node = &self.arena[id];
+            dropped.units += u64::from(node.checkpoint.is_some() || !self.forest.get(node.tree).checkpointed);
+            self.unlease(id);
+            self.take_checkpoint(id, dropped);
+            self.remove_node(id, dropped);
+        }
+    }
+
+    /// Takes away a node without checkpoint. Its parent still has it as a child.
+    fn remove_node(&mut self, id: NodeId, dropped: &mut Dropped) {
         self.remove_ends(id, |_| true);
         self.unlist(id);
+        let amount = self.discount_segment(id);
         let node = self.arena.remove(id);
         if node.media {
             self.media.release(&node.keys);
         }
-        let amount = segment_amount(&node);
-        self.discount(node.tree, node.label, amount);
         self.forest.get_mut(node.tree).nodes -= 1;
-        self.arena.alter(node.parent, |parent| parent.children.remove(node.keys[0]));
         dropped.segments.push(node.segment);
         dropped.amount += amount;
     }
@@ -202,23 +233,28 @@ impl Trees {
         self.count(tree, label, checkpoint_amount(&checkpoint));
         self.arena.alter(id, |node| node.checkpoint = Some(Box::new(checkpoint)));
         if trimmable {
-            self.announce(id);
+            self.announce(id, true);
         }
     }
 
     /// Takes a node's checkpoint away, and the end that it stood for; its KV stays.
     pub(crate) fn remove_checkpoint(&mut self, id: NodeId, dropped: &mut Dropped) {
+        if self.take_checkpoint(id, dropped) {
+            self.announce(id, self.arena[id].trimmable());
+        }
+    }
+
+    /// As `remove_checkpoint`, but the nodes above do not get to know. Whether it could be trimmed.
+    fn take_checkpoint(&mut self, id: NodeId, dropped: &mut Dropped) -> bool {
+        let Some(checkpoint) = self.arena.alter(id, |node| node.checkpoint.take()) else { return false };
         self.unlist(id);
-        let Some(checkpoint) = self.arena.alter(id, |node| node.checkpoint.take()) else { return };
         let amount = checkpoint_amount(&checkpoint);
         let (tree, label, len) = (self.arena[id].tree, self.arena[id].label, self.arena[id].len());
         self.discount(tree, label, amount);
-        if checkpoint.trimmable {
-            self.announce(id);
-        }
         self.remove_ends(id, |end| end.at as usize == len);
         dropped.checkpoints.push(checkpoint.id);
         dropped.amount += amount;
+        checkpoint.trimmable
     }
 
     /// In a tree with checkpoints: takes away KV that no checkpoint, lease or branch needs.
@@ -258,25 +294,23 @@ impl Trees {
             return;
         }
         let (removed, kept): (Vec<End>, Vec<End>) = self.arena[id].ends().iter().partition(|end| gone(end));
-        self.arena.alter(id, |node| node.ends = boxed(kept));
+        self.arena.alter(id, |node| node.set_ends(kept));
         for end in removed {
             self.remove_sequence(id, end.label);
         }
     }
 
-    /// Lets the nodes above know whether a trimmable checkpoint is at or below this one; those above
-    /// the first that knew it already know, too.
-    fn announce(&mut self, id: NodeId) {
-        let mut at = id;
-        while !self.arena[at].is_root() {
-            let (trimmable, key, parent) =
-                (self.arena[at].trimmable(), self.arena[at].keys[0], self.arena[at].parent);
+    /// Lets the nodes above know whether a trimmable checkpoint is at or below this one. Where one
+    /// learns nothing new, those above it do not either.
+    fn announce(&mut self, mut id: NodeId, mut trimmable: bool) {
+        while !self.arena[id].is_root() {
+            let (key, parent) = (self.arena[id].keys[0], self.arena[id].parent);
             let before = self.arena[parent].trimmable();
             self.arena.alter(parent, |parent| parent.children.set_trimmable(key, trimmable));
-            if self.arena[parent].trimmable() == before {
+            (id, trimmable) = (parent, self.arena[parent].trimmable());
+            if trimmable == before {
                 return;
             }
-            at = parent;
         }
     }
 
@@ -327,8 +361,17 @@ impl Trees {
     }
 }
 
-// Most nodes have no end and keep no vector for it.
-#[allow(clippy::box_collection)]
-fn boxed(ends: Vec<End>) -> Option<Box<Vec<End>>> {
-    (!ends.is_empty()).then(|| Box::new(ends))
+/// The labels of a node's first `at` tokens, and of the others.
+fn cut_labels(node: &Node, at: u32) -> (Vec<Run>, Vec<Run>) {
+    let (mut above, mut below) = (Vec::new(), Vec::new());
+    let mut start = 0;
+    for run in node.labels() {
+        let first = run.tokens.min(at.saturating_sub(start));
+        let halves = [(&mut above, first), (&mut below, run.tokens - first)];
+        for (runs, tokens) in halves.into_iter().filter(|half| half.1 > 0) {
+            runs.push(Run { tokens, ..run });
+        }
+        start += run.tokens;
+    }
+    (above, below)
 }

@@ -21,7 +21,7 @@ impl PrefixIndex {
         let mut dropped = Dropped::default();
         let Some(place) = self.still_there(&pending) else {
             self.let_go(&pending.draft, &mut dropped);
-            return Ok(Committed { stale: true, dropped });
+            return Ok(Committed { stale: true, dropped, joined: Vec::new() });
         };
         let last = self.attach(&pending, place, &mut dropped);
         // First the release, then the touch: what was stored is more recent than the other half of
@@ -34,7 +34,8 @@ impl PrefixIndex {
         } else {
             self.trees.touch_path(last, stamp);
         }
-        Ok(Committed { stale: false, dropped })
+        let joined = self.trees.join_path(last, self.segment_tokens, &mut self.ids);
+        Ok(Committed { stale: false, dropped, joined })
     }
 
     /// Gives a draft or a plan up. What comes back is KV that nothing but its lease kept.
@@ -53,7 +54,8 @@ impl PrefixIndex {
         Ok(dropped)
     }
 
-    /// Where the planned tokens go, if the tree around the divergence is what it was.
+    /// Where the planned tokens go, if the tree around the divergence is what it was. A node that was to
+    /// be cut and has been joined with another has a new segment.
     fn still_there(&mut self, pending: &Pending) -> Option<NodeId> {
         let plan = &pending.plan;
         let Self { trees, .. } = self;

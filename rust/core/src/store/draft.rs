@@ -8,6 +8,7 @@ use crate::keys::{Query, check_tokens};
 use crate::lease::Lease;
 use crate::media::Cuts;
 use crate::radix::edit::SegmentShape;
+use crate::radix::join::Joined;
 use crate::radix::walk::{Walk, upward, walk};
 use crate::store::{
     CheckpointSpec, Drafted, HeapBytes, NewSegment, Outcome, Pending, Plan, Planned, Split, StoreRequest,
@@ -56,7 +57,7 @@ impl PrefixIndex {
         let mut dropped = Dropped::default();
         let drafted = match self.draft(request, stamp)? {
             Outcome::Open(drafted) => drafted,
-            Outcome::Already => return Ok((Planned::Already, dropped)),
+            Outcome::Already(joined) => return Ok((Planned::Already(joined), dropped)),
             Outcome::InsideMedia => return Ok((Planned::InsideMedia, dropped)),
         };
         let Drafted { id, length, length_anew, .. } = drafted;
@@ -91,8 +92,10 @@ impl PrefixIndex {
             let root = self.trees.forest.get(tree).root;
             let walked = walk(&self.trees.arena, root, &request.query)?;
             let stamp = self.tick(stamp);
-            if walked.matched >= length && self.held(request, &walked, length, stamp) {
-                return Ok(Outcome::Already);
+            if walked.matched >= length
+                && let Some(joined) = self.held(request, &walked, length, stamp)
+            {
+                return Ok(Outcome::Already(joined));
             }
             let inside = walked.inside(&self.trees.arena);
             let cut = (inside < self.trees.arena[walked.node].len()).then_some(inside);
@@ -135,14 +138,14 @@ impl PrefixIndex {
         Ok(Outcome::Open(drafted))
     }
 
-    /// Whether all of the key is held; if so, refreshes it and notes the end.
+    /// If all of the key is held, refreshes it, notes the end and joins what can be joined.
     pub(super) fn held(
         &mut self,
         request: &StoreRequest<'_>,
         walked: &Walk,
         length: usize,
         stamp: u64,
-    ) -> bool {
+    ) -> Option<Vec<Joined>> {
         let mut node = walked.node;
         while self.trees.arena[node].start() >= length {
             node = self.trees.arena[node].parent;
@@ -150,7 +153,7 @@ impl PrefixIndex {
         if request.checkpoint.is_some() {
             let at = &self.trees.arena[node];
             if at.end as usize != length || at.checkpoint.is_none() {
-                return false;
+                return None;
             }
             self.trees.touch_checkpoint(node, stamp);
             self.mark_prompt(node, request.prompt);
@@ -159,7 +162,7 @@ impl PrefixIndex {
         }
         let at = length - self.trees.arena[node].start();
         self.trees.add_end(node, at, request.label);
-        true
+        Some(self.trees.join_path(node, self.segment_tokens, &mut self.ids))
     }
 
     /// Settles how many tokens are to be held, at most what the draft said; with `anew`, by giving
@@ -218,7 +221,7 @@ impl PrefixIndex {
             self.unprotect(lease, &mut dropped);
             if let Some(node) = self.trees.arena.get(old.node) {
                 let tree = node.tree;
-                self.evict_subtree(old.node, &mut dropped);
+                self.trees.remove_subtree(old.node, &mut dropped);
                 self.trees.remove_if_empty(tree);
             }
         }
@@ -254,7 +257,7 @@ impl PrefixIndex {
         let mut segments = Vec::new();
         let mut start = from;
         while start < length {
-            let end = length.min(start + self.segment_tokens);
+            let end = length.min((start / self.segment_tokens + 1) * self.segment_tokens);
             segments.push(NewSegment { id: SegmentId(self.ids.next()), start, end });
             start = end;
         }

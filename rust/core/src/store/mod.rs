@@ -18,6 +18,7 @@ use crate::ids::{CheckpointId, LayoutId, PlanId, SegmentId};
 use crate::keys::Query;
 use crate::ledger::Amount;
 use crate::radix::children::shrink;
+use crate::radix::join::Joined;
 
 pub(crate) use draft::Draft;
 pub use insert::Inserted;
@@ -101,8 +102,8 @@ pub struct Plan {
 pub enum Planned {
     /// Copy, then commit.
     Ready(Plan),
-    /// All of it is held; it is the most recently used now.
-    Already,
+    /// All of it is held; it is the most recently used now. What was joined on its path.
+    Already(Vec<Joined>),
     /// It does not fit beside what is protected; nothing was evicted.
     TooLarge,
     /// The key is empty, or ends inside a media span where nothing before it can be kept.
@@ -116,6 +117,8 @@ pub struct Committed {
     pub stale: bool,
     /// What a split and the checkpoints' retention replaced. No eviction.
     pub dropped: Dropped,
+    /// Segments, old or of this store, that are one now.
+    pub joined: Vec<Joined>,
 }
 
 /// A store whose place is found and protected.
@@ -133,12 +136,12 @@ pub struct Drafted {
 }
 
 /// The outcome of drafting.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Settle, promise, copy, commit.
     Open(Drafted),
-    /// All of it is held; it is the most recently used now.
-    Already,
+    /// All of it is held; it is the most recently used now. What was joined on its path.
+    Already(Vec<Joined>),
     /// The key is empty, or ends inside a media span where nothing before it can be kept.
     InsideMedia,
 }

@@ -54,6 +54,8 @@ pub(crate) struct Driver<I> {
     open: Vec<Open>,
     ended: Vec<Plan>,
     leases: Vec<LeaseId>,
+    /// Room that was taken beside stores.
+    transient: Vec<(u64, u64)>,
     released: Vec<LeaseId>,
     /// What `insert` stored is not among them: it gives out no ids.
     segments: HashMap<SegmentId, Arrays>,
@@ -95,6 +97,7 @@ impl<I: Index> Driver<I> {
             open: Vec::new(),
             ended: Vec::new(),
             leases: Vec::new(),
+            transient: Vec::new(),
             released: Vec::new(),
             segments: HashMap::new(),
             checkpoints: HashMap::new(),
@@ -184,6 +187,28 @@ impl<I: Index> Driver<I> {
                 same("make_room", &found.is_some(), &gone.is_some())?;
                 self.dropped("make_room", found.unwrap_or_default(), gone.unwrap_or_default())?;
             }
+            Operation::Compact { which, segment, parts } => {
+                let mut ids: Vec<SegmentId> = self.segments.keys().copied().collect();
+                ids.sort();
+                if let (false, Some(lease)) = (ids.is_empty(), self.leases.last()) {
+                    let lease = *self.leases.get(which % self.leases.len()).unwrap_or(lease);
+                    let id = ids[segment % ids.len()];
+                    let expected = self.oracle.compacted(lease, id, *parts);
+                    same("compacted", &self.index.compacted(lease, id, *parts), &expected)?;
+                }
+            }
+            Operation::ReserveBytes { nbytes, buffers } => {
+                let expected = self.oracle.reserve_bytes(*nbytes, *buffers);
+                same("reserve_bytes", &self.index.reserve_bytes(*nbytes, *buffers), &expected)?;
+                self.transient.extend(expected.then_some((*nbytes, *buffers)));
+            }
+            Operation::UnreserveBytes(which) if !self.transient.is_empty() => {
+                let which = which % self.transient.len();
+                let (nbytes, buffers) = self.transient.remove(which);
+                self.oracle.unreserve_bytes(which);
+                self.index.unreserve_bytes(nbytes, buffers);
+            }
+            Operation::UnreserveBytes(_) => {}
             Operation::Drop(namespace) => {
                 let gone = self.oracle.drop_namespace(namespace);
                 let found = self.index.drop_namespace(namespace);
@@ -245,6 +270,7 @@ impl<I: Index> Driver<I> {
         let found = valid("insert", self.index.insert(BARE, prompt, each, self.clock))?;
         let figures = Inserted { evicted: Dropped::default(), ..found };
         same("insert", &figures, &expected)?;
+        self.joined(&[])?;
         self.dropped("insert's eviction", found.evicted, gone)
     }
 

@@ -92,7 +92,7 @@ impl Engine {
                 assert!(self.commit(&plan).0, "nothing came between");
                 plan.length
             }
-            Planned::Already => store.prompt.len(),
+            Planned::Already(_) => store.prompt.len(),
             Planned::TooLarge | Planned::InsideMedia => 0,
         };
         (length, evicted)

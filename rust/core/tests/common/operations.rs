@@ -81,6 +81,17 @@ pub(crate) enum Operation {
         nbytes: u64,
         buffers: u64,
     },
+    /// A segment on a lease's path was rewritten, or one that is not.
+    Compact {
+        which: usize,
+        segment: usize,
+        parts: u32,
+    },
+    ReserveBytes {
+        nbytes: u64,
+        buffers: u64,
+    },
+    UnreserveBytes(usize),
     Drop(String),
     Clear,
     /// A token outside the ids, in a lookup and in a store.
@@ -237,6 +248,10 @@ fn operation() -> impl Strategy<Value = Operation> {
         6 => need().prop_map(Op::Evict),
         2 => (0_u64..20).prop_map(Op::EvictIdle),
         2 => (0_u64..40, 0_u64..6).prop_map(|(nbytes, buffers)| Op::MakeRoom { nbytes, buffers }),
+        3 => (which(), 0_usize..64, 0_u32..3)
+            .prop_map(|(which, segment, parts)| Op::Compact { which, segment, parts }),
+        1 => (0_u64..20, 0_u64..3).prop_map(|(nbytes, buffers)| Op::ReserveBytes { nbytes, buffers }),
+        1 => which().prop_map(Op::UnreserveBytes),
         1 => namespace().prop_map(Op::Drop),
         1 => Just(Op::Clear),
         1 => (store(), 0_usize..9, 0_u32..3)

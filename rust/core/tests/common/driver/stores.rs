@@ -13,12 +13,15 @@ impl<I: Index> Driver<I> {
         let (planned, evicted) = valid("plan", self.index.plan(store, self.clock))?;
         let found = match &planned {
             Planned::Ready(plan) => ready(plan),
-            Planned::Already => Expected::Already,
+            Planned::Already(_) => Expected::Already,
             Planned::TooLarge => Expected::TooLarge,
             Planned::InsideMedia => Expected::Nothing,
         };
         same("plan", &found, &expected)?;
         self.dropped("plan's eviction", evicted, gone)?;
+        if let Planned::Already(joined) = &planned {
+            self.joined(joined)?;
+        }
         let Planned::Ready(plan) = planned else { return Ok(false) };
         self.give(plan.id.0)?;
         self.opened(plan, store)?;
@@ -47,7 +50,10 @@ impl<I: Index> Driver<I> {
                 self.drafts.push((drafted.id, store.clone()));
                 Ok((drafted.length, drafted.length_anew))
             }
-            Stage::Already => Err(Expected::Already),
+            Stage::Already(joined) => {
+                self.joined(&joined)?;
+                Err(Expected::Already)
+            }
             Stage::InsideMedia => Err(Expected::Nothing),
         };
         same("draft", &found, &expected)
@@ -86,6 +92,7 @@ impl<I: Index> Driver<I> {
             self.checkpoints.extend(plan.checkpoint.zip(store.checkpoint.map(|spec| spec.nbytes)));
         }
         self.ended.push(plan);
+        self.joined(&found.joined)?;
         self.dropped("commit", found.dropped, gone)
     }
 

@@ -63,9 +63,16 @@ impl Oracle {
             let whole = tree.segments.remove(at);
             gone.segments.push(whole.id);
             let ids = plan.and_then(|plan| plan.split);
-            let upper =
-                Segment { path: key[..draft.from].to_vec(), id: ids.map(|ids| ids.upper), ..whole.clone() };
-            let lower = Segment { start: draft.from, id: ids.map(|ids| ids.lower), ..whole };
+            let at = draft.from - whole.start;
+            let upper = Segment {
+                path: key[..draft.from].to_vec(),
+                id: ids.map(|ids| ids.upper),
+                labels: whole.labels[..at].to_vec(),
+                parts: 1,
+                ..whole.clone()
+            };
+            let (start, labels) = (draft.from, whole.labels[at..].to_vec());
+            let lower = Segment { start, id: ids.map(|ids| ids.lower), labels, parts: 1, ..whole };
             tree.segments.extend([upper, lower]);
         }
         for (at, (start, end)) in chunks.into_iter().enumerate() {
@@ -75,7 +82,8 @@ impl Oracle {
                 id: plan.map(|plan| plan.segments[at].id),
                 bytes_per_token: store.bytes_per_token,
                 buffers: u64::from(store.buffers),
-                label: store.label,
+                parts: 1,
+                labels: vec![store.label; end - start],
             });
         }
         if let (Some(spec), Some(id)) = (store.checkpoint, plan.and_then(|plan| plan.checkpoint)) {
@@ -98,6 +106,7 @@ impl Oracle {
         } else {
             self.touch_path(&place, &key);
         }
+        self.join(&place, &key);
     }
 
     /// The deepest checkpoint up to the prompt's end is the one that was said last.
