@@ -11,6 +11,7 @@ use crate::radix::arena::Arena;
 use crate::radix::children::shrink;
 use crate::radix::node::Node;
 use crate::radix::slab::Slab;
+use crate::work::look;
 
 /// One tree and its share of the ledger.
 #[derive(Debug)]
@@ -123,7 +124,10 @@ impl Forest {
     }
 
     pub(crate) fn namespaces(&self) -> impl Iterator<Item = &str> {
-        self.names.keys().map(|name| &**name)
+        self.names.keys().map(|name| {
+            look();
+            &**name
+        })
     }
 
     /// Namespaces with at least one tree.

@@ -10,6 +10,7 @@ use crate::evict::Dropped;
 use crate::ids::{LeaseId, NodeId, TreeId};
 use crate::radix::children::shrink;
 use crate::radix::edit::{Trees, checkpoint_amount, segment_amount};
+use crate::work::look;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lease {
@@ -85,6 +86,7 @@ impl Leases {
     }
 
     fn remove(&mut self, trees: &mut Trees, id: LeaseId) -> Option<Lease> {
+        look();
         let Entry { lease, older, newer } = self.live.remove(&id)?;
         if let Some(entry) = older.and_then(|older| self.live.get_mut(&older)) {
             entry.newer = newer;
@@ -102,6 +104,7 @@ impl Leases {
     pub(crate) fn void(&mut self, trees: &mut Trees, tree: TreeId) {
         let mut at = trees.forest.get_mut(tree).lease.take();
         while let Some(entry) = at.and_then(|id| self.live.remove(&id)) {
+            look();
             at = entry.older;
         }
         shrink(&mut self.live);
@@ -118,7 +121,10 @@ impl Leases {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Lease> {
-        self.live.values().map(|entry| &entry.lease)
+        self.live.values().map(|entry| {
+            look();
+            &entry.lease
+        })
     }
 
     /// Bytes on the heap.

@@ -33,6 +33,7 @@ mod radix;
 mod retention;
 mod stats;
 pub mod store;
+mod work;
 
 pub use error::{Broken, Error};
 pub use evict::{Dropped, Need};

@@ -12,6 +12,7 @@ use hashbrown::{HashMap, HashSet};
 use crate::error::Error;
 use crate::keys::{MEDIA_BIT, Query, UNKNOWN_MEDIA, check_tokens};
 use crate::radix::children::shrink;
+use crate::work::look;
 
 /// Tokens `[start, start + length)` stand for the content with this digest.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -155,6 +156,7 @@ impl MediaTable {
     pub(crate) fn sweep(&mut self, uses: &MediaUses) {
         let Self { ids, heap_bytes, free, .. } = self;
         ids.retain(|(digest, _), id| {
+            look();
             let keep = Arc::strong_count(id) > 1 || uses.used(**id | MEDIA_BIT);
             if !keep {
                 free.push(**id);

@@ -7,6 +7,7 @@ use std::collections::BinaryHeap;
 use hashbrown::HashMap;
 
 use crate::ids::NodeId;
+use crate::work::look;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Child {
@@ -68,7 +69,10 @@ impl Children {
         match self {
             Self::None => Box::new(std::iter::empty()),
             Self::One(key, child) => Box::new(std::iter::once((*key, *child))),
-            Self::Many(many) => Box::new(many.map.iter().map(|(key, child)| (*key, *child))),
+            Self::Many(many) => Box::new(many.map.iter().map(|(key, child)| {
+                look();
+                (*key, *child)
+            })),
         }
     }
 
@@ -166,11 +170,15 @@ impl Many {
         self.trimmable -= 1;
         let is = |key: u32| self.map.get(&key).is_some_and(|child| child.trimmable);
         while self.first.peek().is_some_and(|key| !is(key.0)) {
+            look();
             self.first.pop();
         }
         if self.first.len() > 2 * self.trimmable.max(4) {
             let mut keys: Vec<Reverse<u32>> = std::mem::take(&mut self.first).into_vec();
-            keys.retain(|key| is(key.0));
+            keys.retain(|key| {
+                look();
+                is(key.0)
+            });
             // A key that was marked again is in there twice.
             keys.sort_unstable();
             keys.dedup();
@@ -204,7 +212,7 @@ mod tests {
             let (key, growing) = ((random >> 16) % 64, step / 500 % 2 == 0);
             if (random >> 8) % 4 > u32::from(growing) {
                 children.set_trimmable(key, false);
-                if random % 3 == 0 {
+                if random.is_multiple_of(3) {
                     children.remove(key);
                     naive.remove(&key);
                 } else if let Some(found) = naive.get_mut(&key) {

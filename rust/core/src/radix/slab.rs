@@ -3,6 +3,8 @@
 //! One vector would stay as long as at its peak for the sake of its last entry, and an entry that
 //! moved would have to be found by all that point at it.
 
+use crate::work::look;
+
 /// Entries of a chunk: few, so that a chunk is soon empty.
 const CHUNK: usize = 64;
 
@@ -95,6 +97,7 @@ impl<T> Slab<T> {
     }
 
     pub(crate) fn get(&self, id: u32) -> Option<&T> {
+        look();
         let (number, at) = place(id);
         match self.chunks.get(number)?.get(at) {
             Some(Slot::Live(value)) => Some(value),
@@ -103,6 +106,7 @@ impl<T> Slab<T> {
     }
 
     pub(crate) fn get_mut(&mut self, id: u32) -> Option<&mut T> {
+        look();
         let (number, at) = place(id);
         match self.chunks.get_mut(number)?.get_mut(at) {
             Some(Slot::Live(value)) => Some(value),
@@ -117,9 +121,12 @@ impl<T> Slab<T> {
     /// By number.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         self.chunks.iter().enumerate().flat_map(|(number, chunk)| {
-            chunk.iter().enumerate().filter_map(move |(at, slot)| match slot {
-                Slot::Live(value) => Some(((number * CHUNK + at) as u32, value)),
-                Slot::Free(_) => None,
+            chunk.iter().enumerate().filter_map(move |(at, slot)| {
+                look();
+                match slot {
+                    Slot::Live(value) => Some(((number * CHUNK + at) as u32, value)),
+                    Slot::Free(_) => None,
+                }
             })
         })
     }

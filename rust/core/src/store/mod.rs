@@ -19,6 +19,7 @@ use crate::keys::Query;
 use crate::ledger::Amount;
 use crate::radix::children::shrink;
 use crate::radix::join::Joined;
+use crate::work::look;
 
 pub(crate) use draft::Draft;
 pub use insert::Inserted;
@@ -196,7 +197,7 @@ impl<T: HeapBytes> UnderWay<T> {
     }
 
     pub(crate) fn values(&self) -> impl Iterator<Item = &T> {
-        self.by_id.values()
+        self.by_id.values().inspect(|_| look())
     }
 
     /// Bytes on the heap. O(1).

@@ -187,28 +187,9 @@ impl<I: Index> Driver<I> {
                 same("make_room", &found.is_some(), &gone.is_some())?;
                 self.dropped("make_room", found.unwrap_or_default(), gone.unwrap_or_default())?;
             }
-            Operation::Compact { which, segment, parts } => {
-                let mut ids: Vec<SegmentId> = self.segments.keys().copied().collect();
-                ids.sort();
-                if let (false, Some(lease)) = (ids.is_empty(), self.leases.last()) {
-                    let lease = *self.leases.get(which % self.leases.len()).unwrap_or(lease);
-                    let id = ids[segment % ids.len()];
-                    let expected = self.oracle.compacted(lease, id, *parts);
-                    same("compacted", &self.index.compacted(lease, id, *parts), &expected)?;
-                }
-            }
-            Operation::ReserveBytes { nbytes, buffers } => {
-                let expected = self.oracle.reserve_bytes(*nbytes, *buffers);
-                same("reserve_bytes", &self.index.reserve_bytes(*nbytes, *buffers), &expected)?;
-                self.transient.extend(expected.then_some((*nbytes, *buffers)));
-            }
-            Operation::UnreserveBytes(which) if !self.transient.is_empty() => {
-                let which = which % self.transient.len();
-                let (nbytes, buffers) = self.transient.remove(which);
-                self.oracle.unreserve_bytes(which);
-                self.index.unreserve_bytes(nbytes, buffers);
-            }
-            Operation::UnreserveBytes(_) => {}
+            Operation::Compact { which, segment, parts } => self.compact(*which, *segment, *parts)?,
+            Operation::ReserveBytes { nbytes, buffers } => self.reserve_bytes(*nbytes, *buffers)?,
+            Operation::UnreserveBytes(which) => self.unreserve_bytes(*which),
             Operation::Drop(namespace) => {
                 let gone = self.oracle.drop_namespace(namespace);
                 let found = self.index.drop_namespace(namespace);

@@ -110,6 +110,32 @@ impl<I: Index> Driver<I> {
         segments.chain(halves).collect()
     }
 
+    pub(super) fn compact(&mut self, which: usize, segment: usize, parts: u32) -> Outcome {
+        let mut ids: Vec<SegmentId> = self.segments.keys().copied().collect();
+        ids.sort();
+        if ids.is_empty() || self.leases.is_empty() {
+            return Ok(());
+        }
+        let (lease, id) = (self.leases[which % self.leases.len()], ids[segment % ids.len()]);
+        let expected = self.oracle.compacted(lease, id, parts);
+        same("compacted", &self.index.compacted(lease, id, parts), &expected)
+    }
+
+    pub(super) fn reserve_bytes(&mut self, nbytes: u64, buffers: u64) -> Outcome {
+        let expected = self.oracle.reserve_bytes(nbytes, buffers);
+        self.transient.extend(expected.then_some((nbytes, buffers)));
+        same("reserve_bytes", &self.index.reserve_bytes(nbytes, buffers), &expected)
+    }
+
+    pub(super) fn unreserve_bytes(&mut self, which: usize) {
+        if !self.transient.is_empty() {
+            let which = which % self.transient.len();
+            let (nbytes, buffers) = self.transient.remove(which);
+            self.oracle.unreserve_bytes(which);
+            self.index.unreserve_bytes(nbytes, buffers);
+        }
+    }
+
     pub(super) fn abort(&mut self, id: PlanId) -> Outcome {
         let gone = self.oracle.abort(id).unwrap_or_default();
         let found = valid("abort", self.index.abort(id))?;
