@@ -6,7 +6,7 @@ import time
 import weakref
 from functools import partial
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 import mlx.core as mx
 import psutil

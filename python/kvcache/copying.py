@@ -152,7 +152,8 @@ def cut(
 
 def _halves(halved: Segment, at: int) -> tuple[Part, Part]:
     """Copies of a segment's first ``at`` tokens and of the others, each in one part."""
-    upper, lower = [], []
+    upper: Part = []
+    lower: Part = []
     for pieces in zip(*halved, strict=True):
         views: tuple[list[Array], list[Array]] = ([], [])
         start = 0

@@ -89,7 +89,7 @@ def study(
         segment_tokens: The grain of eviction.
         bytes_per_token: None where unknown.
         begin: Told what is done now.
-        tick: Called after each request of each run; a budget is one run for the optimum and one through the index.
+        tick: Called after each request of each run: for each budget the optimum's and the index's.
     """
     started = time.perf_counter()
     begin(f"{trace.name}: prefix tree")

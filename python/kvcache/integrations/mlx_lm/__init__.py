@@ -11,7 +11,7 @@ this imports nothing of mlx-lm's server; ``patch`` does.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from kvcache.integrations.mlx_lm.prompt_cache import PromptCache
 

@@ -6,7 +6,7 @@ use crate::index::{Limits, PrefixIndex};
 use crate::keys::Query;
 use crate::ledger::Amount;
 use crate::media::Span;
-use crate::radix::node::{Checkpoint, End, Node};
+use crate::radix::node::{Checkpoint, End, Node, Run};
 use crate::store::{CheckpointSpec, Planned, StoreRequest};
 
 fn request(query: Query<'_>, checkpoint: Option<CheckpointSpec>) -> StoreRequest<'_> {
@@ -113,6 +113,20 @@ const DAMAGE: &[(&str, Damage)] = &[
         let id = at(index, &[5]);
         let node = &mut index.trees.arena[id];
         (node.keys, node.end) = (vec![5; 5].into(), node.end + 3);
+    }),
+    ("lies in two blocks", |index| {
+        let id = at(index, &[1, 2]);
+        index.segment_tokens = 3;
+        index.trees.arena[id].keys = vec![1, 2, 3].into();
+    }),
+    ("has no part", |index| {
+        let id = at(index, &[5]);
+        index.trees.arena[id].parts = 0;
+    }),
+    ("has labels for", |index| {
+        let id = at(index, &[5]);
+        let runs = [Run { tokens: 9, label: 0 }, Run { tokens: 1, label: 1 }];
+        index.trees.arena.alter(id, |node| node.set_labels(runs.into()));
     }),
     ("a tree of span layers", |index| {
         let id = at(index, &[5]);
