@@ -32,6 +32,11 @@ ENDINGS: dict[str, Callable[[KVPrefixCache], Any]] = {
 kinds = pytest.mark.parametrize("kind", MODELS)
 
 
+def _arrays(cache: KVPrefixCache) -> list[mx.array]:
+    segments = cache._state.segments._segments.values()
+    return [array for segment in segments for part in segment for array in part]
+
+
 def _knot(*values: Any) -> None:
     """A reference cycle around the values, out of anyone's reach."""
     knot: list[Any] = list(values)
@@ -198,7 +203,7 @@ def test_a_cycle_around_the_stored_arrays_themselves(policy: Any) -> None:
     stored(model, cache, prompt(60))
     gc.disable()
     try:
-        _knot(*(array for segment in cache._state.segments._segments.values() for array in segment))
+        _knot(*_arrays(cache))
         eviction = cache.evict(1)
     finally:
         gc.enable()
@@ -209,7 +214,7 @@ def test_a_cycle_around_the_stored_arrays_themselves(policy: Any) -> None:
 def test_a_hidden_reference_shows() -> None:
     model, cache = PosKV(KV(), KV()), KVPrefixCache()
     stored(model, cache, prompt(60))
-    hidden = next(iter(cache._state.segments._segments.values()))[0]
+    hidden = _arrays(cache)[0]
     eviction = cache.evict(1)
     assert eviction.freed == eviction.nbytes - hidden.nbytes < eviction.nbytes
 
@@ -219,7 +224,7 @@ def test_auto_collects_only_where_dropping_was_not_enough(counting: Counting) ->
     stored(model, cache, prompt(60), prompt(60, first=1))
     cache.evict(1)
     assert counting.take() == (0, 1)
-    _knot(*(array for segment in cache._state.segments._segments.values() for array in segment))
+    _knot(*_arrays(cache))
     cache.evict(1)
     assert counting.take() == (1, 1)
 

@@ -119,9 +119,7 @@ def test_an_entry_that_someone_else_holds_is_not_paid_for_by_others() -> None:
     fill(cache, model, 6, 100)
     machine = Machine(others=0, limit=footprint() - entry)
     _limit(cache, None, machine)
-    oldest = next(iter(cache._state.segments._segments.values()))
-    hidden = list(oldest)
-    del oldest
+    hidden = list(next(iter(cache._state.segments._segments.values()))[0])
     evicted = cache.reserve(0)
     assert evicted.segments == 1
     assert evicted.freed == 0

@@ -69,7 +69,7 @@ def split() -> list[Frame]:
     with KVPrefixCache(segment_tokens=4) as cache:
         scene = _Scene(cache, lambda: [KVCache()])
         scene.store("abcdef")
-        scene.store("abcxy")
+        scene.store("abxy")
         scene.evict(1)
         return scene.frames
 

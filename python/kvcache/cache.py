@@ -6,7 +6,7 @@ import time
 import weakref
 from functools import partial
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self
 
 import mlx.core as mx
 import psutil
@@ -54,8 +54,7 @@ class KVPrefixCache:
         pressure: Another source of memory pressure, e.g. ``SystemMemoryPressure()``.
         segment_tokens: Tokens of a segment at most.
         max_checkpoints: Checkpoints kept along one unbranched path.
-        policy: Which segment or checkpoint is evicted next, one of ``kvcache.POLICIES``.
-            ``kvcache replay --policy`` says how each does on your traffic.
+        policy: The eviction policy, one of ``kvcache.POLICIES``: ``"lru"``.
         gc: When an eviction cycle collects garbage. ``"always"``: the youngest generation, and older
             ones while something that was dropped is alive or its bytes are missing. ``"auto"``: none
             where dropping the references was enough. ``"full"``: everything, every time.
@@ -79,7 +78,7 @@ class KVPrefixCache:
         pressure: PressureSource | None = None,
         segment_tokens: int = 1024,
         max_checkpoints: int = 8,
-        policy: str = "lru",
+        policy: Literal["lru"] = "lru",
         gc: GcPolicy = "always",
         clock: Callable[[], float] = time.monotonic,
         group: mx.distributed.Group | None = None,

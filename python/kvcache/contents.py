@@ -73,10 +73,21 @@ class Contents:
             return query(self.opened())
 
     def settle(self) -> list[Array]:
-        """Removes the arrays of all that left the index; under the lock. The list is the caller's."""
-        segments, checkpoints = self.index.owed
+        """Does to the arrays what was done to the index; under the lock.
+
+        Each step is done whole or can be done again.
+
+        Returns:
+            The arrays of all that left the index. The list is the caller's.
+        """
+        joins, rewritten, segments, checkpoints = self.index.owed
+        for number, replaced in joins:
+            self.segments.join(number, replaced)
+        for number in rewritten:
+            self.segments.rewrite(number)
         arrays = self.segments.remove(segments, checkpoints)
         self.index.settled()
+        self.segments.withdraw()
         return arrays
 
     def release(self, lease: Lease | None, stamp: int) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kvcache.arrays import Array
     from kvcache.layers.layout import Layout
     from kvcache.layers.prompt import Prompt
-    from kvcache.segments import Checkpoint, Segment
+    from kvcache.segments import Checkpoint, Part, Segment
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Piece:
 class Copies:
     """What a store is going to commit."""
 
-    segments: dict[int, Segment]
+    segments: dict[int, Part]
     checkpoint: tuple[int, Checkpoint] | None
 
 
@@ -119,14 +119,13 @@ def cut(
         planned: The plan.
         prompt: The caller's cache, at least as long as the plan.
         images: Its window and state layers.
-        halved: The arrays of the segment to be split, if one is.
+        halved: The parts of the segment to be split, if one is.
         donate: Let go of the caller's layers one by one.
     """
-    segments: dict[int, Segment] = {number: [] for number, _, _ in planned.segments}
+    segments: dict[int, Part] = {number: [] for number, _, _ in planned.segments}
     if planned.split is not None and halved is not None:
         _, upper, lower, at = planned.split
-        segments[upper] = [arrays.cut(array, 0, at) for array in halved]
-        segments[lower] = [arrays.cut(array, at, array.shape[-2]) for array in halved]
+        segments[upper], segments[lower] = _halves(halved, at)
         arrays.evaluate([*segments[upper], *segments[lower]])
     made: list[Array] = []
     stored: list[Image] = []
@@ -151,7 +150,25 @@ def cut(
     return Copies(segments, checkpoint)
 
 
-def _cut_layer(buffers: list[Array], planned: Planned, segments: dict[int, Segment]) -> list[Array]:
+def _halves(halved: Segment, at: int) -> tuple[Part, Part]:
+    """Copies of a segment's first ``at`` tokens and of the others, each in one part."""
+    upper: Part = []
+    lower: Part = []
+    for pieces in zip(*halved, strict=True):
+        views: tuple[list[Array], list[Array]] = ([], [])
+        start = 0
+        for piece in pieces:
+            cut = min(max(at - start, 0), piece.shape[-2])
+            start += piece.shape[-2]
+            views[0].append(piece[..., :cut, :])
+            views[1].append(piece[..., cut:, :])
+        for half, parts in zip((upper, lower), views, strict=True):
+            used = [(part, part.shape[-2]) for part in parts if part.shape[-2]]
+            half.append(arrays.join(used, sum(tokens for _, tokens in used)))
+    return upper, lower
+
+
+def _cut_layer(buffers: list[Array], planned: Planned, segments: dict[int, Part]) -> list[Array]:
     made = []
     for buffer in buffers:
         for number, start, end in planned.segments:

@@ -340,10 +340,14 @@ def _gather(state: State, asked: Question, acquired: Acquired, takeable: int) ->
     if found.layout is None:
         return None
     owned = frozenset(taken.segments) if taken else frozenset()
-    pieces = [
-        Piece(list(state.segments.segment(number)), tokens, owned=number in owned)
-        for number, tokens in acquired.pieces
-    ]
+    pieces = []
+    for number, tokens in acquired.pieces:
+        left = tokens
+        for part in state.segments.segment(number):
+            used = min(left, part[0].shape[-2] if part else left)
+            if used:
+                pieces.append(Piece(list(part), used, owned=number in owned))
+            left -= used
     stored = state.segments.checkpoint(acquired.checkpoint[0]) if acquired.checkpoint else []
     return Lent(
         found=found,

@@ -120,6 +120,7 @@ def _agreed(
         nonlocal drafted
         with state.lock:
             drafted = cast("Drafted", request(state.opened(), stamp)())
+            state.contents.settle()
         return _OUTCOMES.index(drafted.outcome), drafted.matched, drafted.length, drafted.length_anew
 
     try:

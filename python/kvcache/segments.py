@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from kvcache.arrays import Array
     from kvcache.layers.base import Image
 
-# The arrays of all span layers for one node's tokens, in layer order.
-Segment = list[arrays.Array]
+# The arrays of all span layers for consecutive tokens, in layer order.
+Part = list[arrays.Array]
+# One node's tokens: one part, or those of the nodes that it was joined of.
+Segment = list[Part]
 # The images of all window and state layers after one node's last token, in layer order.
 Checkpoint = list["Image"]
 
@@ -27,24 +29,57 @@ class SegmentStore:
     def __init__(self) -> None:
         self._segments: dict[int, Segment] = {}
         self._checkpoints: dict[int, Checkpoint] = {}
+        # Parts that are to take the place of a segment's, once the index has agreed.
+        self._rewritten: dict[int, Segment] = {}
+        # Segments of more than one part, and how many were ever made.
+        self.parted: set[int] = set()
+        self.joins = 0
 
-    def put(self, segments: dict[int, Segment], checkpoint: tuple[int, Checkpoint] | None) -> None:
+    def put(self, segments: dict[int, Part], checkpoint: tuple[int, Checkpoint] | None) -> None:
         """Takes over the arrays of one commit."""
-        self._segments.update(segments)
+        self._segments.update({number: [part] for number, part in segments.items()})
         if checkpoint is not None:
             self._checkpoints[checkpoint[0]] = checkpoint[1]
 
+    def join(self, number: int, replaced: Sequence[int]) -> None:
+        """Puts the parts of several segments under one new id. A second time does nothing."""
+        parts = [part for old in replaced for part in self._segments.pop(old, ())]
+        if parts:
+            self._segments[number] = parts
+            self.joins += 1
+            self.parted.difference_update(replaced)
+            self.parted.add(number)
+
+    def offer(self, number: int, parts: Segment) -> None:
+        """Keeps rewritten parts of a segment until :meth:`rewrite`, or :meth:`withdraw`."""
+        self._rewritten[number] = parts
+
+    def rewrite(self, number: int) -> list[Array]:
+        """Puts rewritten parts in the place of a segment's own, which are handed out."""
+        parts = self._rewritten.get(number)
+        if parts is None or number not in self._segments:
+            return []
+        old, self._segments[number] = self._segments[number], parts
+        if len(parts) == 1:
+            self.parted.discard(number)
+        return [array for part in old for array in part]
+
+    def withdraw(self) -> None:
+        """Lets go of all offers."""
+        self._rewritten.clear()
+
     def segment(self, number: int) -> Segment:
-        """The arrays under an id. The list is the store's own."""
+        """The parts under an id, in the order of their tokens. The lists are the store's own."""
         return self._segments[number]
 
     def checkpoint(self, number: int) -> Checkpoint:
         """The images under an id."""
         return self._checkpoints[number]
 
-    def remove(self, segments: Iterable[int], checkpoints: Iterable[int]) -> list[Array]:
+    def remove(self, segments: Sequence[int], checkpoints: Sequence[int]) -> list[Array]:
         """Hands out the arrays under these ids. Ids without arrays are passed over."""
-        found = [array for number in segments for array in self._segments.pop(number, ())]
+        found = [array for number in segments for part in self._segments.pop(number, ()) for array in part]
+        self.parted.difference_update(segments)
         found += [
             array
             for number in checkpoints
@@ -55,12 +90,13 @@ class SegmentStore:
 
     def remove_all(self) -> list[Array]:
         """Hands out all arrays: the index holds nothing any more."""
-        found = [array for segment in self._segments.values() for array in segment]
+        found = [array for segment in self._segments.values() for part in segment for array in part]
         found += [
             array for images in self._checkpoints.values() for image in images for array in image.arrays
         ]
         self._segments.clear()
         self._checkpoints.clear()
+        self.parted.clear()
         return found
 
     def abandon(self) -> None:
@@ -70,7 +106,7 @@ class SegmentStore:
 
     def totals(self) -> tuple[int, int, int]:
         """(bytes, arrays, segments) that are really held. O(arrays)."""
-        held = [array for segment in self._segments.values() for array in segment]
+        held = [array for segment in self._segments.values() for part in segment for array in part]
         held += [array for images in self._checkpoints.values() for image in images for array in image.arrays]
         return arrays.nbytes(held), len(held), len(self._segments)
 

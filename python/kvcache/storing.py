@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from kvcache import arrays
+from kvcache.compacting import compact
 from kvcache.copying import Copies, cut
 from kvcache.errors import AllocationError, InternalError
 from kvcache.layers.base import Refusal
@@ -96,7 +97,11 @@ class Store:
                 raise Refusal("truncated", detail)
             if ranks.grouped:
                 reading.number = self._number(reading, lows[6], highs[6])
+            joins = self._state.segments.joins
             stored = self._store(reading)
+            # Where ranks agree, on what all of them see: their nodes are joined alike.
+            if joins != self._state.segments.joins or (self._state.segments.parted and not ranks.grouped):
+                compact(self._state, asked, stored.length)
         except Refusal as found:
             stored = self._result(cast("StoreReason", found.reason), detail=found.detail)
         with self._state.lock:
@@ -211,7 +216,7 @@ class Store:
         # A donated layer is let go of once its copy is made: one layer is held twice for a moment.
         need = self._allocation(planned, reading, images, halved, donated=True) if self._donate else nbytes
         # What is donated is no growth, and never refused for what one layer takes for a moment.
-        growth = arrays.nbytes(halved or ()) if self._donate else nbytes
+        growth = _part_bytes(halved) if self._donate else nbytes
         self._require_memory(growth, spare=True)
         self._evicted += state.relieve(Relief(state, need))
         self._require_memory(growth, spare=False)
@@ -237,7 +242,7 @@ class Store:
         tokens = planned.length - planned.matched
         layers = [tokens * leaf_bytes(leaf) for leaf in reading.layout.spans]
         layers += [arrays.nbytes(image.arrays) * (2 if image.computed else 1) for image in images]
-        return arrays.nbytes(halved or ()) + (max(layers, default=0) if donated else sum(layers))
+        return _part_bytes(halved) + (max(layers, default=0) if donated else sum(layers))
 
     def _require_memory(self, need: int, *, spare: bool) -> None:
         """Refuses a store that no eviction brings under ``memory_limit``, before anything goes for it.
@@ -267,6 +272,10 @@ class Store:
         self, reason: StoreReason, *, length: int = 0, new_tokens: int = 0, nbytes: int = 0, detail: str = ""
     ) -> Stored:
         return Stored(length, new_tokens, nbytes, reason, self._evicted, detail)
+
+
+def _part_bytes(segment: Segment | None) -> int:
+    return sum(arrays.nbytes(part) for part in segment or ())
 
 
 def _outside_media(spans: list[tuple[int, int, bytes]], length: int) -> int:

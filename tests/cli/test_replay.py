@@ -16,7 +16,6 @@ TRACES = Path(__file__).parents[1] / "data" / "traces"
 
 ROW = {
     "budget": str,
-    "policy": str,
     "budget_tokens": int,
     "budget_bytes": (int, type(None)),
     "hit_rate": float,
@@ -194,8 +193,6 @@ def test_files_that_are_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["x", "--budget", "4GX"], "a share like 10% or a size like 4GB, found '4GX'"),
         (["x", "--budget", "5%,,1%"], "found ''"),
         (["x", "--budget", "4GB"], "4GB needs --bytes-per-token or --model"),
-        (["x", "--policy", "lfu"], "there is no policy 'lfu', only lru, arc"),
-        (["x", "--policy", "lru,LRU"], "there is no policy 'LRU', only lru, arc"),
         (["x", "--segment-tokens", "0"], "a whole number from 1"),
         (["x", "--bytes-per-token", "2.5"], "a whole number from 1"),
         (["x", "--bytes-per-token", "1", "--model", "y"], "not allowed with"),

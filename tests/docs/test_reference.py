@@ -30,11 +30,6 @@ def test_every_attribute_of_native_results_has_a_row(name: str) -> None:
     assert re.findall(r"^\| `(\w+)`", entry, re.MULTILINE) == attributes
 
 
-def test_every_policy_has_a_row() -> None:
-    table = PAGES["prefix-index.md"].split("| policy | goes next |\n")[1].split("\n\n")[0]
-    assert re.findall(r"^\| `([\w-]+)`", table, re.MULTILINE) == list(kvcache.POLICIES)
-
-
 def test_every_reason_has_a_row() -> None:
     from typing import get_args
 

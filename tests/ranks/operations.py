@@ -17,7 +17,6 @@ import mlx.core as mx
 import numpy as np
 
 from kvcache import (
-    POLICIES,
     AllocationError,
     Eviction,
     KVPrefixCache,
@@ -133,7 +132,6 @@ class Calls:
             group=group,
             segment_tokens=5,
             max_checkpoints=3,
-            policy=POLICIES[(seed - 1) % len(POLICIES)],
             clock=lambda: self.now,
             pressure=None if calm else self.pressure,
             **limits,

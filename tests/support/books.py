@@ -12,7 +12,7 @@ from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
 
-from kvcache import POLICIES, Eviction, KVPrefixCache, MediaSpan
+from kvcache import Eviction, KVPrefixCache, MediaSpan
 from tests.support.faults import contents
 from tests.support.layers import KV, Arrays, Chunked, Concatenate, List, Opaque, Quantized, Rotating
 from tests.support.memory import active, footprint
@@ -60,7 +60,6 @@ class Books(RuleBasedStateMachine):
         max_buffers=st.sampled_from([None, None, None, 60]),
         segment_tokens=st.sampled_from([1, 2, 3, 5, 8, 64]),
         max_checkpoints=st.sampled_from([1, 3, 100]),
-        policy=st.sampled_from(POLICIES),
         collect=st.sampled_from(["always", "auto"]),
         used=st.lists(
             st.sampled_from(["text", "text", "hybrid", "window", "state"]),
@@ -75,7 +74,6 @@ class Books(RuleBasedStateMachine):
         max_buffers: Any,
         segment_tokens: int,
         max_checkpoints: int,
-        policy: str,
         collect: Any,
         used: list[str],
     ) -> None:
@@ -91,7 +89,6 @@ class Books(RuleBasedStateMachine):
             max_buffers=max_buffers,
             segment_tokens=segment_tokens,
             max_checkpoints=max_checkpoints,
-            policy=policy,
             gc=collect,
             clock=lambda: self.now,
         )

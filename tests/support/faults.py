@@ -65,7 +65,11 @@ def contents(cache: KVPrefixCache) -> dict[tuple[str, int], list[bytes]]:
         ("checkpoint", number): [array for image in checkpoint for array in image.arrays]
         for number, checkpoint in store._checkpoints.items()
     }
-    held = {("segment", number): list(segment) for number, segment in store._segments.items()} | images
+    segments = {
+        ("segment", number): [array for part in segment for array in part]
+        for number, segment in store._segments.items()
+    }
+    held = segments | images
     return {name: [np.array(array).tobytes() for array in group] for name, group in held.items()}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class Oracle:
         matched, node, inside = self.walk(namespace, tokens)
         if matched == len(tokens):
             self.touch(node)
+            self.join(node)
             return matched, 0
         cut = node.keys and inside < len(node.keys)
         new = (len(tokens) - matched) * bytes_per_token
@@ -112,12 +114,32 @@ class Oracle:
                 self.order.remove(each)
                 self.order.append(each)
             node = upper
-        for start in range(matched, len(tokens), self.grain):
-            leaf = Node(tokens[start : start + self.grain], bytes_per_token, node)
+        ends = [at for at in range(matched + 1, len(tokens)) if at % self.grain == 0]
+        for start, end in pairwise([matched, *ends, len(tokens)]):
+            leaf = Node(tokens[start:end], bytes_per_token, node)
             node.children.append(leaf)
             node = leaf
         self.touch(node)
+        self.join(node)
         return len(tokens), len(tokens) - matched
+
+    def join(self, node: Node) -> None:
+        """From here upwards, what lies in one block with nothing else between becomes one node."""
+        while (parent := node.parent) is not None:
+            end = sum(len(each.keys) for each in node.above())
+            start = sum(len(each.keys) for each in parent.above()) - len(parent.keys)
+            if (
+                parent.parent is not None
+                and parent.children == [node]
+                and parent.bytes_per_token == node.bytes_per_token
+                and start // self.grain == (end - 1) // self.grain
+            ):
+                parent.parent.children.remove(parent)
+                parent.parent.children.append(node)
+                node.keys, node.parent = parent.keys + node.keys, parent.parent
+                self.order.remove(parent)
+            else:
+                node = parent
 
     def fits(self, namespace: str, tokens: list[int], bytes_per_token: int) -> bool:
         """Whether all of it does beside the path that it hangs on."""

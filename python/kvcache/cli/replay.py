@@ -46,16 +46,6 @@ class _Budgets(argparse.Action):
         namespace.more_traces = [*namespace.more_traces, *map(Path, given[count:])]
 
 
-def _policies(text: str) -> list[str]:
-    from kvcache import POLICIES
-
-    names = list(dict.fromkeys(name.strip() for name in text.split(",")))
-    for name in names:
-        if name not in POLICIES:
-            raise argparse.ArgumentTypeError(f"there is no policy {name!r}, only {', '.join(POLICIES)}")
-    return names
-
-
 def _number(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not 1 <= int(text[:20]) <= _LARGEST_NUMBER:
         raise argparse.ArgumentTypeError(
@@ -87,13 +77,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--bytes-per-token", type=_number, metavar="N", help="bytes of KV that a token takes")
     size.add_argument("--model", type=Path, metavar="PATH", help="work that out from a model's config.json")
-    parser.add_argument(
-        "--policy",
-        type=_policies,
-        default=["lru"],
-        metavar="NAMES",
-        help="orders of eviction, with commas (lru; an unknown one lists them all)",
-    )
     parser.add_argument(
         "--segment-tokens", type=_number, default=1024, metavar="N", help="the grain of eviction (1024)"
     )
@@ -134,8 +117,8 @@ def run(args: argparse.Namespace) -> int:
     model = None if args.model is None else _model(args.model)
     bytes_per_token = args.bytes_per_token if model is None else model.bytes_per_token
     traces = _read(paths)
-    runs = len(budgets) * (1 + len(args.policy))
-    ticks = runs * sum(len(trace.units) for trace in traces)
+    # Each budget is run twice: for the optimum and through the index.
+    ticks = 2 * len(budgets) * sum(len(trace.units) for trace in traces)
     studies = []
     with Steps(max(1, ticks // _TICKS_PER_STEP)) as steps:
         counter = _Ticks(steps)
@@ -143,7 +126,6 @@ def run(args: argparse.Namespace) -> int:
             found = study(
                 trace,
                 budgets,
-                policies=args.policy,
                 segment_tokens=args.segment_tokens,
                 bytes_per_token=bytes_per_token,
                 begin=steps.begin,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _COLUMNS: Final = 3
 _PANEL: Final = (4.2, 3.4)
-_COLOURS: Final = ("#1f6fb4", "#c2571a", "#3f8f4f", "#7d4fa3")
+_BLUE: Final = "#1f6fb4"
 _GREY: Final = "#777777"
 
 
@@ -57,17 +57,14 @@ def draw(studies: Sequence[Study], path: Path) -> None:
 
 def _panel(panel: Any, study: Study) -> None:
     sized = study.bytes_per_token is not None
-    points: dict[str, list[tuple[float, float]]] = {}
-    optimum = {}
+    hits, optimum = {}, {}
     for row in study.rows:
         at = (row.nbytes or 0) / 1e9 if sized else 100 * row.tokens / max(1, study.unique_tokens)
-        points.setdefault(row.policy, []).append((at, 100 * study.rate(row.outcome.hit_tokens)))
+        hits[at] = 100 * study.rate(row.outcome.hit_tokens)
         optimum[at] = 100 * study.rate(row.optimal_tokens)
     panel.axhline(100 * study.unlimited_rate, color=_GREY, linewidth=1, linestyle=":", label="unlimited")
     panel.plot(*zip(*optimum.items(), strict=True), color=_GREY, linestyle="--", label="offline optimum")
-    for number, (policy, curve) in enumerate(points.items()):
-        colour = _COLOURS[number % len(_COLOURS)]
-        panel.plot(*zip(*curve, strict=True), color=colour, marker="o", markersize=4, label=policy)
+    panel.plot(*zip(*hits.items(), strict=True), color=_BLUE, marker="o", markersize=4, label="LRU")
     panel.set_xscale("log")
     panel.xaxis.set_major_formatter("{x:g}")
     panel.set_xlabel("budget, GB" if sized else "budget, % of the unique tokens")

@@ -47,14 +47,14 @@ def _table(study: Study) -> Table:
     table.add_column("budget", justify="right")
     sized = study.bytes_per_token is not None
     headings = ["bytes"] if sized else []
-    headings += ["tokens", "policy", "hit rate", "optimum", "of optimum", "prefill tokens saved"]
+    headings += ["tokens", "hit rate", "optimum", "of optimum", "prefill tokens saved"]
     headings += ["evictions", "tokens evicted", "prompts cut"]
     for heading in headings:
-        table.add_column(heading, justify="left" if heading == "policy" else "right")
+        table.add_column(heading, justify="right")
     for row in study.rows:
         outcome = row.outcome
         cells = [row.budget, *([format_size(row.nbytes or 0)] if sized else [])]
-        cells += [f"{row.tokens:,}", row.policy]
+        cells += [f"{row.tokens:,}"]
         cells += [_percent(study.rate(outcome.hit_tokens)), _percent(study.rate(row.optimal_tokens))]
         cells += [_percent(_of_optimum(row)), f"{outcome.prefill_tokens_saved:,}"]
         cells += [f"{outcome.evictions:,}", f"{outcome.evicted_tokens:,}", f"{outcome.prompts_cut:,}"]
@@ -108,7 +108,6 @@ def _row(study: Study, row: Row) -> dict[str, Any]:
     outcome = row.outcome
     return {
         "budget": row.budget,
-        "policy": row.policy,
         "budget_tokens": row.tokens,
         "budget_bytes": row.nbytes,
         "hit_rate": round(study.rate(outcome.hit_tokens), 6),

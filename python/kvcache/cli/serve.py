@@ -7,7 +7,6 @@ import os
 import sys
 from pathlib import Path
 
-from kvcache import POLICIES
 from kvcache.cli.console import CliError
 from kvcache.cli.demo import check_folder
 
@@ -44,12 +43,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         type=_mlx_lm_size,
         metavar="SIZE",
         help="mlx_lm.server's option: the same limit, in which requests that run in a batch are counted too",
-    )
-    parser.add_argument(
-        "--policy",
-        choices=POLICIES,
-        default="lru",
-        help="what is evicted next (default: lru); kvcache replay --policy compares them",
     )
     parser.add_argument(
         "--metrics-port",
@@ -108,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
         arguments += ["--prompt-cache-bytes", str(args.prompt_cache_bytes)]
     arguments += ["--prompt-cache-size", str(NO_SIZE), *args.passed_on]
     try:
-        with installed(max_size=None, max_bytes=None, policy=args.policy) as installation:
+        with installed(max_size=None, max_bytes=None, policy="lru") as installation:
             serving = Serving(installation, args.cache_bytes, args.metrics_port)
             names = {"run": serving.run, "ModelProvider": FreezingModelProvider}
             with replaced(server, **names), replaced(sys, argv=arguments):

@@ -40,7 +40,6 @@ def replay(
     max_bytes: int,
     bytes_per_token: int,
     segment_tokens: int,
-    policy: str = "lru",
     tick: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """Runs all requests through an empty index.
@@ -50,10 +49,9 @@ def replay(
         max_bytes: Budget.
         bytes_per_token: What a token takes of it.
         segment_tokens: The grain of eviction.
-        policy: The order of eviction, out of `POLICIES`.
         tick: Called after each request.
     """
-    index = PrefixIndex(max_bytes=min(max_bytes, _MOST_BYTES), segment_tokens=segment_tokens, policy=policy)
+    index = PrefixIndex(max_bytes=min(max_bytes, _MOST_BYTES), segment_tokens=segment_tokens)
     hits = saved = evictions = evicted_tokens = cut = 0
     for tokens in trace.prompts():
         found = index.match_prefix(tokens).length

@@ -19,11 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Row:
-    """One budget under one policy.
+    """One budget.
 
     Attributes:
         budget: As it was written.
-        policy: The order of eviction.
         tokens: Tokens that fit.
         nbytes: Bytes; None where the size of a token is unknown.
         outcome: What the replay counted.
@@ -31,7 +30,6 @@ class Row:
     """
 
     budget: str
-    policy: str
     tokens: int
     nbytes: int | None
     outcome: Outcome
@@ -51,7 +49,7 @@ class Study:
         segment_tokens: The grain of eviction.
         bytes_per_token: None where unknown.
         seconds: How long it took.
-        rows: One for each budget and policy.
+        rows: One for each budget.
     """
 
     name: str
@@ -78,7 +76,6 @@ def study(
     trace: Trace,
     budgets: Sequence[Budget],
     *,
-    policies: Sequence[str],
     segment_tokens: int,
     bytes_per_token: int | None = None,
     begin: Callable[[str], None] = lambda _: None,
@@ -89,11 +86,10 @@ def study(
     Args:
         trace: The requests.
         budgets: Those in bytes need `bytes_per_token`.
-        policies: Names out of `kvcache.POLICIES`.
         segment_tokens: The grain of eviction.
         bytes_per_token: None where unknown.
         begin: Told what is done now.
-        tick: Called after each request of each run; a budget is one run for the optimum and one a policy.
+        tick: Called after each request of each run: for each budget the optimum's and the index's.
     """
     started = time.perf_counter()
     begin(f"{trace.name}: prefix tree")
@@ -106,17 +102,11 @@ def study(
         nbytes = tokens * size if budget.nbytes is None else budget.nbytes
         begin(f"{trace.name} at {budget.text}")
         optimal = optimum.hit_tokens(tokens, tick)
-        for policy in policies:
-            outcome = replay(
-                trace,
-                max_bytes=nbytes,
-                bytes_per_token=size,
-                segment_tokens=segment_tokens,
-                policy=policy,
-                tick=tick,
-            )
-            known = None if bytes_per_token is None else nbytes
-            rows.append(Row(budget.text, policy, tokens, known, outcome, optimal))
+        outcome = replay(
+            trace, max_bytes=nbytes, bytes_per_token=size, segment_tokens=segment_tokens, tick=tick
+        )
+        known = None if bytes_per_token is None else nbytes
+        rows.append(Row(budget.text, tokens, known, outcome, optimal))
     return Study(
         name=trace.name,
         requests=len(trace.units),

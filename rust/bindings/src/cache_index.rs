@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 
 use crate::error::{broken, lock, to_python};
 use crate::prefix_index::{Policy, limits, not_negative};
-use crate::tickets::{Abandoned, Abandonments, Announced, Lease, Plan};
+use crate::tickets::{Abandoned, Abandonments, Announced, Lease, Plan, Room};
 use crate::tokens::{SpanArgument, Tokens};
 use crate::types::{Acquired, Drafted, Dropped, IndexStats, Match, Planned};
 
@@ -27,9 +27,13 @@ struct Inner {
     owed: Owed,
 }
 
-/// Ids of arrays that the index no longer knows.
+/// Ids of arrays that the index knows no longer, or by another id.
 #[derive(Default)]
 struct Owed {
+    /// (new id, the ids that it takes the place of, in the order of their tokens); before all drops.
+    joins: Vec<Joined>,
+    /// Segments whose rewritten arrays take the place of those they had; after the joins.
+    rewritten: Vec<u64>,
     segments: Vec<u64>,
     checkpoints: Vec<u64>,
 }
@@ -39,6 +43,11 @@ impl Inner {
     fn owe(&mut self, dropped: &core::Dropped) {
         self.owed.segments.extend(dropped.segments.iter().map(|id| id.0));
         self.owed.checkpoints.extend(dropped.checkpoints.iter().map(|id| id.0));
+    }
+
+    fn owe_joins(&mut self, joins: &[core::Joined]) {
+        let ids = |join: &core::Joined| join.replaced.iter().map(|id| id.0).collect();
+        self.owed.joins.extend(joins.iter().map(|join| (join.segment.0, ids(join))));
     }
 
     fn dropped(&mut self, dropped: core::Dropped) -> Dropped {
@@ -53,6 +62,9 @@ impl Inner {
     }
 }
 
+/// (new segment id, the ids of what it consists of)
+type Joined = (u64, Vec<u64>);
+
 /// (bytes, buffers, trimmable)
 type Checkpoint = (u64, u32, bool);
 
@@ -64,6 +76,7 @@ struct Request<'a> {
     segment_buffers: u32,
     checkpoint: Option<Checkpoint>,
     label: u16,
+    prompt: Option<usize>,
 }
 
 impl<'a> Request<'a> {
@@ -80,6 +93,7 @@ impl<'a> Request<'a> {
                 trimmable,
             }),
             label: self.label,
+            prompt: self.prompt,
         }
     }
 }
@@ -95,7 +109,8 @@ impl CacheIndex {
         max_checkpoints: i64,
         policy: Policy,
     ) -> PyResult<Self> {
-        let limits = limits(max_bytes, max_buffers, segment_tokens, max_checkpoints, policy)?;
+        let Policy = policy;
+        let limits = limits(max_bytes, max_buffers, segment_tokens, max_checkpoints)?;
         let inner = Inner { index: core::PrefixIndex::new(limits), owed: Owed::default() };
         Ok(Self { inner: Mutex::new(inner), abandonments: Abandonments::default() })
     }
@@ -187,6 +202,10 @@ impl CacheIndex {
         let mut inner = lock(&self.inner)?;
         for ticket in self.abandonments.take() {
             let dropped = match ticket {
+                Abandoned::Room(nbytes, buffers) => {
+                    inner.index.unreserve_bytes(nbytes, buffers);
+                    continue;
+                }
                 Abandoned::Lease(id) => inner.index.release(core::LeaseId(id), 0),
                 Abandoned::Plan(id, announced) => {
                     inner.owe_plan(&announced);
@@ -199,18 +218,21 @@ impl CacheIndex {
         Ok(())
     }
 
-    /// (segments, checkpoints) that left the index since the last `settled`.
+    /// What has to be done to the arrays since the last `settled`, in this order: segments joined under a
+    /// new id, segments rewritten, segments and checkpoints that left the index.
     #[getter]
-    fn owed(&self) -> PyResult<(Vec<u64>, Vec<u64>)> {
-        let inner = lock(&self.inner)?;
-        Ok((inner.owed.segments.clone(), inner.owed.checkpoints.clone()))
+    #[allow(clippy::type_complexity)]
+    fn owed(&self) -> PyResult<(Vec<Joined>, Vec<u64>, Vec<u64>, Vec<u64>)> {
+        let Owed { joins, rewritten, segments, checkpoints } = &lock(&self.inner)?.owed;
+        Ok((joins.clone(), rewritten.clone(), segments.clone(), checkpoints.clone()))
     }
 
     /// Whether anything is owed.
     #[getter]
     fn owes(&self) -> PyResult<bool> {
-        let inner = lock(&self.inner)?;
-        Ok(!inner.owed.segments.is_empty() || !inner.owed.checkpoints.is_empty())
+        let Owed { joins, rewritten, segments, checkpoints } = &lock(&self.inner)?.owed;
+        let nothing = [rewritten, segments, checkpoints].iter().all(|ids| ids.is_empty());
+        Ok(!(nothing && joins.is_empty()))
     }
 
     /// The arrays under all owed ids are gone.
@@ -219,8 +241,9 @@ impl CacheIndex {
         Ok(())
     }
 
-    /// Plans to store the first `length` tokens. `checkpoint` is (bytes, buffers, trimmable).
-    #[pyo3(signature = (tokens, length, *, namespace, media, layout, bytes_per_token, segment_buffers, checkpoint, label, stamp))]
+    /// Plans to store the first `length` tokens. `checkpoint` is (bytes, buffers, trimmable); the answer
+    /// begins after `prompt_length` tokens.
+    #[pyo3(signature = (tokens, length, *, namespace, media, layout, bytes_per_token, segment_buffers, checkpoint, label, stamp, prompt_length = None))]
     #[allow(clippy::too_many_arguments)]
     fn plan(
         &self,
@@ -235,20 +258,26 @@ impl CacheIndex {
         checkpoint: Option<Checkpoint>,
         label: u16,
         stamp: u64,
+        prompt_length: Option<usize>,
     ) -> PyResult<Planned> {
-        let request = Request { namespace, layout, bytes_per_token, segment_buffers, checkpoint, label };
+        let prompt = prompt_length;
+        let request =
+            Request { namespace, layout, bytes_per_token, segment_buffers, checkpoint, label, prompt };
         let mut inner = lock(&self.inner)?;
         let (planned, evicted) =
             tokens.with_query(&mut inner.index, length, &media, true, |index, query| {
                 index.plan(&request.store(query), stamp)
             })?;
+        if let core::Planned::Already(joined) = &planned {
+            inner.owe_joins(joined);
+        }
         let evicted = inner.dropped(evicted);
         drop(inner);
         Planned::new(py, planned, evicted, &self.abandonments)
     }
 
     /// The first step of `plan` alone: finds the place and protects it.
-    #[pyo3(signature = (tokens, length, *, namespace, media, layout, bytes_per_token, segment_buffers, checkpoint, label, stamp))]
+    #[pyo3(signature = (tokens, length, *, namespace, media, layout, bytes_per_token, segment_buffers, checkpoint, label, stamp, prompt_length = None))]
     #[allow(clippy::too_many_arguments)]
     fn draft(
         &self,
@@ -263,12 +292,19 @@ impl CacheIndex {
         checkpoint: Option<Checkpoint>,
         label: u16,
         stamp: u64,
+        prompt_length: Option<usize>,
     ) -> PyResult<Drafted> {
-        let request = Request { namespace, layout, bytes_per_token, segment_buffers, checkpoint, label };
-        let outcome =
-            tokens.with_query(&mut lock(&self.inner)?.index, length, &media, true, |index, query| {
-                index.draft(&request.store(query), stamp)
-            })?;
+        let prompt = prompt_length;
+        let request =
+            Request { namespace, layout, bytes_per_token, segment_buffers, checkpoint, label, prompt };
+        let mut inner = lock(&self.inner)?;
+        let outcome = tokens.with_query(&mut inner.index, length, &media, true, |index, query| {
+            index.draft(&request.store(query), stamp)
+        })?;
+        if let core::Outcome::Already(joined) = &outcome {
+            inner.owe_joins(joined);
+        }
+        drop(inner);
         Drafted::new(py, outcome, &self.abandonments)
     }
 
@@ -325,6 +361,7 @@ impl CacheIndex {
         if committed.stale {
             inner.owe_plan(&plan.announced);
         }
+        inner.owe_joins(&committed.joined);
         inner.owe(&committed.dropped);
         Ok(!committed.stale)
     }
@@ -342,7 +379,7 @@ impl CacheIndex {
         Ok(inner.dropped(dropped))
     }
 
-    /// Evicts the shortest run of the order of eviction that reaches all figures.
+    /// Evicts units in LRU order until all figures are reached.
     #[pyo3(signature = (*, nbytes = 0, buffers = 0, tokens = 0, units = 0, sequences = 0))]
     fn evict(&self, nbytes: i64, buffers: i64, tokens: i64, units: i64, sequences: i64) -> PyResult<Dropped> {
         let need = core::Need {
@@ -368,6 +405,35 @@ impl CacheIndex {
         let mut inner = lock(&self.inner)?;
         let dropped = inner.index.make_room(nbytes, buffers);
         Ok(dropped.map(|dropped| inner.dropped(dropped)))
+    }
+
+    /// The arrays of a segment on a lease's path were rewritten into `parts` parts, which are owed from
+    /// here on. False: the segment is gone, or has fewer.
+    fn compacted(&self, lease: &Bound<'_, Lease>, segment: u64, parts: u32) -> PyResult<bool> {
+        let mut inner = lock(&self.inner)?;
+        let lease = core::LeaseId(lease.get().id);
+        let done = inner.index.compacted(lease, core::SegmentId(segment), parts);
+        if done {
+            inner.owed.rewritten.push(segment);
+        }
+        Ok(done)
+    }
+
+    /// Takes free room under the limits for arrays that are not held yet; None, and nothing taken, where
+    /// there is too little. Evicts nothing.
+    fn reserve_bytes(&self, nbytes: u64, buffers: u64) -> PyResult<Option<Room>> {
+        let reserved = lock(&self.inner)?.index.reserve_bytes(nbytes, buffers);
+        Ok(reserved.then(|| Room::new(nbytes, buffers, &self.abandonments)))
+    }
+
+    /// Gives back what `reserve_bytes` took. A second time does nothing.
+    fn unreserve_bytes(&self, room: &Bound<'_, Room>) -> PyResult<()> {
+        let room = room.get();
+        let mut inner = lock(&self.inner)?;
+        if room.end() {
+            inner.index.unreserve_bytes(room.nbytes, room.buffers);
+        }
+        Ok(())
     }
 
     fn drop(&self, namespace: &str) -> PyResult<Dropped> {
@@ -410,18 +476,6 @@ impl CacheIndex {
         Ok(lock(&self.inner)?.index.live_layouts().into_iter().map(|layout| layout.0).collect())
     }
 
-    /// Bytes that leases keep. O(1).
-    #[getter]
-    fn leased_bytes(&self) -> PyResult<u64> {
-        Ok(lock(&self.inner)?.index.leased_bytes())
-    }
-
-    /// Units that could be evicted now. O(1).
-    #[getter]
-    fn units(&self) -> PyResult<u64> {
-        Ok(lock(&self.inner)?.index.units())
-    }
-
     /// Bytes held. O(1).
     #[getter]
     fn nbytes(&self) -> PyResult<u64> {
@@ -438,6 +492,30 @@ impl CacheIndex {
     #[getter]
     fn sequences(&self) -> PyResult<u64> {
         Ok(lock(&self.inner)?.index.sequences())
+    }
+
+    /// Units that an eviction can take now. O(1).
+    #[getter]
+    fn units(&self) -> PyResult<u64> {
+        Ok(lock(&self.inner)?.index.units())
+    }
+
+    /// Bytes that leases keep. O(1).
+    #[getter]
+    fn leased_bytes(&self) -> PyResult<u64> {
+        Ok(lock(&self.inner)?.index.leased_bytes())
+    }
+
+    /// Bytes promised to what is under way. O(1).
+    #[getter]
+    fn reserved_bytes(&self) -> PyResult<u64> {
+        Ok(lock(&self.inner)?.index.reserved_bytes())
+    }
+
+    /// Bytes that can be added without an eviction. O(1).
+    #[getter]
+    fn free_bytes(&self) -> PyResult<u64> {
+        Ok(lock(&self.inner)?.index.free_bytes())
     }
 
     fn validate(&self) -> PyResult<()> {

@@ -21,7 +21,7 @@ mod _core {
     #[pymodule_export]
     use crate::section::SectionLock;
     #[pymodule_export]
-    use crate::tickets::{Lease, Plan};
+    use crate::tickets::{Lease, Plan, Room};
     #[pymodule_export]
     use crate::tokens::Tokens;
     #[pymodule_export]
@@ -30,8 +30,8 @@ mod _core {
     #[pymodule_init]
     fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
         use pyo3::types::PyModuleMethods;
-        let policies = kvcache_core::Policy::ALL.map(kvcache_core::Policy::name);
-        module.add("POLICIES", pyo3::types::PyTuple::new(module.py(), policies)?)?;
+        let policies = pyo3::types::PyTuple::new(module.py(), crate::prefix_index::POLICIES)?;
+        module.add("POLICIES", policies)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

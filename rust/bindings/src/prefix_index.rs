@@ -12,7 +12,7 @@ use crate::error::{ConfigError, broken, lock};
 use crate::tokens;
 use crate::types::{Evicted, IndexStats, Inserted, Match};
 
-/// A native prefix tree over token ids with an order of eviction and a byte ledger; bookkeeping only.
+/// A native prefix tree over token ids with LRU eviction and a byte ledger; bookkeeping only.
 ///
 /// For schedulers, routers and simulation: it holds no arrays and imports no MLX. Safe to share between
 /// threads. Raises `ConfigError` for a limit or size that is negative or beyond 63 bits.
@@ -24,7 +24,6 @@ pub(crate) fn limits(
     max_buffers: Option<i64>,
     segment_tokens: i64,
     max_checkpoints: i64,
-    policy: Policy,
 ) -> PyResult<core::Limits> {
     let positive = |name: &str, value: i64| {
         let usable = usize::try_from(value).ok().filter(|value| *value > 0);
@@ -41,7 +40,6 @@ pub(crate) fn limits(
         max_buffers: limit("max_buffers", max_buffers, default.max_buffers)?,
         segment_tokens: positive("segment_tokens", segment_tokens)?,
         max_checkpoints: positive("max_checkpoints", max_checkpoints)?,
-        policy: policy.0,
     })
 }
 
@@ -61,9 +59,11 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Size {
     }
 }
 
-/// A policy by its name.
-#[derive(Default)]
-pub(crate) struct Policy(core::Policy);
+/// The names of the eviction policies.
+pub(crate) const POLICIES: [&str; 1] = ["lru"];
+
+/// A policy's name, checked. There is only one, so nothing is kept of it.
+pub(crate) struct Policy;
 
 impl<'a, 'py> FromPyObject<'a, 'py> for Policy {
     type Error = PyErr;
@@ -74,10 +74,11 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Policy {
             return Err(PyTypeError::new_err(format!("policy must be a str, found {found}")));
         };
         let name = name.to_string_lossy();
-        core::Policy::named(&name).map(Self).ok_or_else(|| {
-            let known = core::Policy::ALL.map(core::Policy::name).join(", ");
-            ConfigError::new_err(format!("policy must be one of {known}, found {name:?}"))
-        })
+        if POLICIES.contains(&&*name) {
+            return Ok(Self);
+        }
+        let known = POLICIES.join(", ");
+        Err(ConfigError::new_err(format!("policy must be one of {known}, found {name:?}")))
     }
 }
 
@@ -90,7 +91,7 @@ pub(crate) fn not_negative(name: &str, value: i64) -> PyResult<u64> {
 impl PrefixIndex {
     #[new]
     #[pyo3(
-        signature = (*, max_bytes = None, max_buffers = None, segment_tokens = Size(1024), policy = Policy::default()),
+        signature = (*, max_bytes = None, max_buffers = None, segment_tokens = Size(1024), policy = Policy),
         text_signature = "(*, max_bytes=None, max_buffers=None, segment_tokens=1024, policy='lru')"
     )]
     fn new(
@@ -99,8 +100,9 @@ impl PrefixIndex {
         segment_tokens: Size,
         policy: Policy,
     ) -> PyResult<Self> {
+        let Policy = policy;
         let (max_bytes, max_buffers) = (max_bytes.map(|size| size.0), max_buffers.map(|size| size.0));
-        let limits = limits(max_bytes, max_buffers, segment_tokens.0, 1, policy)?;
+        let limits = limits(max_bytes, max_buffers, segment_tokens.0, 1)?;
         Ok(Self(Mutex::new(core::PrefixIndex::new(limits))))
     }
 
@@ -144,8 +146,7 @@ impl PrefixIndex {
         Inserted::new(py, inserted)
     }
 
-    /// Evicts the shortest run of the order of eviction that has `nbytes`. Each segment takes O(1)
-    /// amortised under LRU, O(log segments) under other policies.
+    /// Evicts the least recently used segments until at least `nbytes` are gone. O(1) amortised each.
     fn evict(&self, nbytes: Size) -> PyResult<Evicted> {
         let need = core::Need { nbytes: not_negative("nbytes", nbytes.0)?, ..core::Need::default() };
         Ok(lock(&self.0)?.evict(need).into())
@@ -156,7 +157,7 @@ impl PrefixIndex {
         Ok(lock(&self.0)?.clear().into())
     }
 
-    /// Figures as they stand now. O(number of namespaces).
+    /// Figures as they are now. O(1).
     fn stats(&self) -> PyResult<IndexStats> {
         Ok(lock(&self.0)?.stats().into())
     }

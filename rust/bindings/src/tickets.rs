@@ -20,6 +20,7 @@ pub(crate) struct Announced {
 pub(crate) enum Abandoned {
     Lease(u64),
     Plan(u64, Announced),
+    Room(u64, u64),
 }
 
 /// Where collected tickets go. Never held while Python runs.
@@ -102,6 +103,34 @@ impl Drop for Plan {
         if !*self.ended.get_mut() {
             let announced = std::mem::take(&mut self.announced);
             self.abandonments.push(Abandoned::Plan(self.id, announced));
+        }
+    }
+}
+
+/// Room under the limits for arrays that are being made.
+#[pyclass(frozen, module = "kvcache._core")]
+pub(crate) struct Room {
+    pub(crate) nbytes: u64,
+    pub(crate) buffers: u64,
+    ended: AtomicBool,
+    abandonments: Abandonments,
+}
+
+impl Room {
+    pub(crate) fn new(nbytes: u64, buffers: u64, abandonments: &Abandonments) -> Self {
+        Self { nbytes, buffers, ended: AtomicBool::new(false), abandonments: abandonments.clone() }
+    }
+
+    /// True for the first caller.
+    pub(crate) fn end(&self) -> bool {
+        !self.ended.swap(true, Ordering::AcqRel)
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        if !*self.ended.get_mut() {
+            self.abandonments.push(Abandoned::Room(self.nbytes, self.buffers));
         }
     }
 }

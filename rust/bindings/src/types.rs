@@ -164,7 +164,7 @@ impl Planned {
         let evicted = Py::new(py, evicted)?;
         let outcome = match &planned {
             core::Planned::Ready(_) => "ready",
-            core::Planned::Already => "already",
+            core::Planned::Already(_) => "already",
             core::Planned::TooLarge => "too_large",
             core::Planned::InsideMedia => "inside_media",
         };
@@ -217,7 +217,7 @@ impl Drafted {
     pub(crate) fn new(py: Python<'_>, outcome: core::Outcome, abandonments: &Abandonments) -> PyResult<Self> {
         let closed = |outcome| Self { outcome, draft: None, matched: 0, length: 0, length_anew: 0 };
         Ok(match outcome {
-            core::Outcome::Already => closed("already"),
+            core::Outcome::Already(_) => closed("already"),
             core::Outcome::InsideMedia => closed("inside_media"),
             core::Outcome::Open(drafted) => Self {
                 outcome: "open",

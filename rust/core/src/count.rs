@@ -23,10 +23,7 @@ impl PrefixIndex {
                 && gone.amount.tokens >= need.tokens
                 && units >= need.units
         };
-        let mut order: Box<dyn Iterator<Item = NodeId>> = match &self.trees.ranked {
-            None => Box::new(self.trees.lru.iter(&self.trees.arena)),
-            Some(ranked) => Box::new(ranked.ahead(&self.trees)),
-        };
+        let mut order = self.trees.lru.iter(&self.trees.arena);
         while !reached(&gone, units) {
             let Some(id) = order.next() else { break };
             self.count_unit(id, &mut gone);

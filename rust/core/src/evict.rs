@@ -58,7 +58,7 @@ impl PrefixIndex {
         // Ranks rely on the count; debug builds hold every eviction of every test against it.
         let counted = cfg!(debug_assertions).then(|| self.count_units(need));
         let dropped = self.evict_while(
-            |index| index.trees.next(),
+            |index| index.trees.lru.oldest(),
             |index, gone| {
                 gone.amount.nbytes < need.nbytes
                     || gone.amount.buffers < need.buffers
@@ -84,6 +84,26 @@ impl PrefixIndex {
     /// leases and reservations leave too little.
     pub fn make_room(&mut self, nbytes: u64, buffers: u64) -> Option<Dropped> {
         self.room().holds(nbytes, buffers).then(|| self.evict(self.over(nbytes, buffers)))
+    }
+
+    /// Takes room for arrays that are neither held nor a store's, such as a copy that is about to
+    /// replace its original. Only what is free is taken: nothing is evicted. O(1).
+    pub fn reserve_bytes(&mut self, nbytes: u64, buffers: u64) -> bool {
+        if self.over(nbytes, buffers) != Need::default() {
+            return false;
+        }
+        let amount = Amount { nbytes, buffers, ..Amount::default() };
+        self.transient += amount;
+        self.trees.ledger.reserve(amount);
+        true
+    }
+
+    /// Gives room of [`Self::reserve_bytes`] back, at most what was taken. O(1).
+    pub fn unreserve_bytes(&mut self, nbytes: u64, buffers: u64) {
+        let (nbytes, buffers) = (nbytes.min(self.transient.nbytes), buffers.min(self.transient.buffers));
+        let amount = Amount { nbytes, buffers, ..Amount::default() };
+        self.transient -= amount;
+        self.trees.ledger.unreserve(amount);
     }
 
     /// Whether evicting all that no lease holds would make that room.
@@ -128,9 +148,6 @@ impl PrefixIndex {
 
     fn evict_unit(&mut self, id: NodeId, dropped: &mut Dropped) {
         let tree = self.trees.arena[id].tree;
-        if let Some(ranked) = &mut self.trees.ranked {
-            ranked.evicted(&self.trees.arena, id);
-        }
         if self.trees.checkpointed(id) {
             self.trees.remove_checkpoint(id, dropped);
             self.trees.prune(id, dropped);
@@ -141,40 +158,23 @@ impl PrefixIndex {
         self.trees.remove_if_empty(tree);
     }
 
-    /// Evicts a subtree that no lease reaches into. The tree's root stays.
-    pub(crate) fn evict_subtree(&mut self, top: NodeId, dropped: &mut Dropped) {
-        let checkpointed = self.trees.checkpointed(top);
-        for id in self.trees.postorder(top) {
-            let node = &self.trees.arena[id];
-            dropped.units += u64::from(!checkpointed || node.checkpoint.is_some());
-            self.trees.remove_leaf(id, dropped);
-        }
-    }
-
-    /// Drops all of a namespace, leased or not: its leases are void.
+    /// Drops all of a namespace, leased or not: its leases are void. O(nodes and leases dropped).
     pub fn drop_namespace(&mut self, namespace: &str) -> Dropped {
         let trees = self.trees.forest.of(namespace).to_vec();
         self.drop_trees(&trees)
     }
 
-    /// Drops everything, leased or not: all leases are void.
+    /// Drops everything, leased or not: all leases are void. O(nodes and leases).
     pub fn clear(&mut self) -> Dropped {
         let trees: Vec<TreeId> = self.trees.forest.iter().map(|(id, _)| id).collect();
-        let dropped = self.drop_trees(&trees);
-        // What an order remembers of what it evicted goes, too.
-        self.trees.ranked = self.limits.policy.ranked();
-        dropped
+        self.drop_trees(&trees)
     }
 
     fn drop_trees(&mut self, trees: &[TreeId]) -> Dropped {
         let mut dropped = Dropped::default();
         for &tree in trees {
             self.leases.void(&mut self.trees, tree);
-            let root = self.trees.forest.get(tree).root;
-            let tops: Vec<NodeId> = self.trees.arena[root].children.iter().map(|(_, child)| child).collect();
-            for top in tops {
-                self.evict_subtree(top, &mut dropped);
-            }
+            self.trees.empty_tree(tree, &mut dropped);
             self.trees.forest.remove(&mut self.trees.arena, tree);
         }
         dropped

@@ -5,10 +5,13 @@
 
 use hashbrown::{Equivalent, HashMap};
 
-use crate::ids::{LayoutId, NodeId, TreeId};
+use crate::ids::{LayoutId, LeaseId, NodeId, TreeId};
 use crate::ledger::Amount;
 use crate::radix::arena::Arena;
+use crate::radix::children::shrink;
 use crate::radix::node::Node;
+use crate::radix::slab::Slab;
+use crate::work::look;
 
 /// One tree and its share of the ledger.
 #[derive(Debug)]
@@ -21,14 +24,17 @@ pub(crate) struct Tree {
     pub(crate) held: Amount,
     pub(crate) nodes: u64,
     pub(crate) sequences: u64,
+    /// The latest of the leases in this tree, which are a list.
+    pub(crate) lease: Option<LeaseId>,
 }
 
 /// Trees by namespace; within one, in the order in which they came to be.
 #[derive(Debug, Default)]
 pub(crate) struct Forest {
-    trees: Vec<Option<Tree>>,
-    free: Vec<TreeId>,
+    trees: Slab<Tree>,
     names: HashMap<Box<str>, Vec<TreeId>>,
+    /// Bytes that names and trees hold on the heap.
+    heap_bytes: usize,
 }
 
 /// A namespace as it is looked up. The default one is the empty string, and comparing zero bytes
@@ -45,11 +51,11 @@ impl Equivalent<Box<str>> for Sought<'_> {
 
 impl Forest {
     pub(crate) fn get(&self, id: TreeId) -> &Tree {
-        self.trees[id.0 as usize].as_ref().unwrap_or_else(|| unreachable!("tree {} is gone", id.0))
+        self.trees.get(id.0).unwrap_or_else(|| unreachable!("tree {} is gone", id.0))
     }
 
     pub(crate) fn get_mut(&mut self, id: TreeId) -> &mut Tree {
-        self.trees[id.0 as usize].as_mut().unwrap_or_else(|| unreachable!("tree {} is gone", id.0))
+        self.trees.get_mut(id.0).unwrap_or_else(|| unreachable!("tree {} is gone", id.0))
     }
 
     /// The trees of a namespace, oldest first. O(1).
@@ -72,54 +78,65 @@ impl Forest {
         if let Some(id) = self.find(namespace, layout, checkpointed) {
             return id;
         }
-        let id = self.free.pop().unwrap_or_else(|| {
-            self.trees.push(None);
-            TreeId(self.trees.len() as u32 - 1)
-        });
-        let root = arena.add(Node::new(id, NodeId::NONE, 0, Box::default()));
-        self.trees[id.0 as usize] = Some(Tree {
+        let id = TreeId(self.trees.add(Tree {
             namespace: namespace.into(),
             layout,
-            root,
+            root: NodeId::NONE,
             checkpointed,
             held: Amount::default(),
             nodes: 0,
             sequences: 0,
+            lease: None,
+        }));
+        self.get_mut(id).root = arena.add(Node::new(id, NodeId::NONE, 0, Box::default()));
+        let of = self.names.entry(namespace.into()).or_insert_with(|| {
+            self.heap_bytes += namespace.len();
+            Vec::new()
         });
-        self.names.entry(namespace.into()).or_default().push(id);
+        let before = of.capacity();
+        of.push(id);
+        self.heap_bytes += namespace.len() + (of.capacity() - before) * size_of::<TreeId>();
         id
     }
 
     /// Removes a tree whose root has no child left.
     pub(crate) fn remove(&mut self, arena: &mut Arena, id: TreeId) {
-        let Some(tree) = self.trees[id.0 as usize].take() else { return };
+        let tree = self.trees.remove(id.0);
         arena.remove(tree.root);
-        self.free.push(id);
+        self.heap_bytes -= tree.namespace.len();
         if let Some(of) = self.names.get_mut(&Sought(&tree.namespace)) {
             of.retain(|other| *other != id);
             if of.is_empty() {
+                self.heap_bytes -= tree.namespace.len() + of.capacity() * size_of::<TreeId>();
                 self.names.remove(&Sought(&tree.namespace));
+                shrink(&mut self.names);
             }
         }
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (TreeId, &Tree)> {
-        let id = |at| TreeId(at as u32);
-        self.trees.iter().enumerate().filter_map(move |(at, tree)| Some((id(at), tree.as_ref()?)))
+        self.trees.iter().map(|(id, tree)| (TreeId(id), tree))
+    }
+
+    /// Trees.
+    pub(crate) fn len(&self) -> usize {
+        self.trees.len()
     }
 
     pub(crate) fn namespaces(&self) -> impl Iterator<Item = &str> {
-        self.names.keys().map(|name| &**name)
+        self.names.keys().map(|name| {
+            look();
+            &**name
+        })
     }
 
-    /// Bytes on the heap; the trees' nodes are the arena's.
+    /// Namespaces with at least one tree.
+    pub(crate) fn names(&self) -> usize {
+        self.names.len()
+    }
+
+    /// Bytes on the heap; the trees' nodes are the arena's. O(1).
     pub(crate) fn bytes(&self) -> usize {
-        let names = self.names.iter().map(|(name, of)| name.len() + of.capacity() * size_of::<TreeId>());
-        let trees = self.trees.iter().flatten().map(|tree| tree.namespace.len());
-        self.trees.capacity() * size_of::<Option<Tree>>()
-            + self.free.capacity() * size_of::<TreeId>()
-            + self.names.allocation_size()
-            + names.sum::<usize>()
-            + trees.sum::<usize>()
+        self.trees.bytes() + self.names.allocation_size() + self.heap_bytes
     }
 }

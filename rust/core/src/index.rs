@@ -1,15 +1,12 @@
 //! [`PrefixIndex`]: the façade.
 
-use hashbrown::{HashMap, HashSet};
-
 use crate::error::Error;
-use crate::ids::{IdSource, PlanId};
-use crate::keys::MEDIA_BIT;
+use crate::ids::IdSource;
 use crate::lease::Leases;
+use crate::ledger::Amount;
 use crate::media::{MediaKeys, MediaTable, Span};
-use crate::policy::Policy;
 use crate::radix::edit::Trees;
-use crate::store::{Draft, Pending};
+use crate::store::{Draft, Pending, UnderWay};
 
 /// What an index may hold, and its grain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,21 +19,13 @@ pub struct Limits {
     pub segment_tokens: usize,
     /// Checkpoints along one unbranched path.
     pub max_checkpoints: usize,
-    /// Which unit is evicted next.
-    pub policy: Policy,
 }
 
 impl Default for Limits {
     fn default() -> Self {
         // Half the range, so that sums of two never overflow.
         let unlimited = u64::MAX / 2;
-        Self {
-            max_bytes: unlimited,
-            max_buffers: unlimited,
-            segment_tokens: 1024,
-            max_checkpoints: 8,
-            policy: Policy::default(),
-        }
+        Self { max_bytes: unlimited, max_buffers: unlimited, segment_tokens: 1024, max_checkpoints: 8 }
     }
 }
 
@@ -52,13 +41,17 @@ impl Default for Limits {
 pub struct PrefixIndex {
     pub(crate) trees: Trees,
     pub(crate) leases: Leases,
-    pub(crate) drafts: HashMap<PlanId, Draft>,
-    pub(crate) plans: HashMap<PlanId, Pending>,
+    pub(crate) drafts: UnderWay<Draft>,
+    pub(crate) plans: UnderWay<Pending>,
     pub(crate) media: MediaTable,
     pub(crate) ids: IdSource,
     pub(crate) limits: Limits,
     pub(crate) segment_tokens: usize,
     pub(crate) max_checkpoints: usize,
+    /// Room taken by [`reserve_bytes`](Self::reserve_bytes).
+    pub(crate) transient: Amount,
+    /// How many stores said where their prompt ends.
+    pub(crate) prompts: u64,
     /// The latest time a caller gave.
     pub(crate) stamp: u64,
 }
@@ -73,7 +66,6 @@ impl PrefixIndex {
                 max_buffers: limits.max_buffers.min(half),
                 ..limits
             },
-            trees: Trees::new(limits.policy),
             segment_tokens: limits.segment_tokens.max(1),
             max_checkpoints: limits.max_checkpoints.max(1),
             ..Self::default()
@@ -87,8 +79,7 @@ impl PrefixIndex {
     }
 
     /// Keys for tokens of which `spans` stand for media. With `intern` for a store, without for a
-    /// lookup. Good until they are dropped, whatever happens to the index meanwhile. O(n), and
-    /// now and then O(tokens held) for a store.
+    /// lookup. Valid until they are dropped, regardless of later changes to the index. Amortised O(n).
     ///
     /// # Errors
     /// An invalid token outside the spans, or spans that overlap, are out of order or outside.
@@ -99,18 +90,8 @@ impl PrefixIndex {
         intern: bool,
     ) -> Result<MediaKeys, Error> {
         if intern && self.media.wants_sweep() {
-            self.sweep_media();
+            self.media.sweep(&self.trees.media);
         }
         self.media.keys(tokens, spans, intern)
-    }
-
-    fn sweep_media(&mut self) {
-        let nodes = self.trees.arena.iter().filter(|(_, node)| node.media).map(|(_, node)| &*node.keys);
-        let plans = self.plans.values().map(|plan| &plan.draft);
-        let plans = plans.chain(self.drafts.values()).map(|draft| &*draft.keys);
-        let media = |key: &&u32| **key & MEDIA_BIT != 0;
-        let live: HashSet<u32> =
-            nodes.chain(plans).flat_map(|keys| keys.iter().filter(media)).copied().collect();
-        self.media.sweep(&live);
     }
 }

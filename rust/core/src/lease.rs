@@ -8,7 +8,9 @@ use hashbrown::HashMap;
 
 use crate::evict::Dropped;
 use crate::ids::{LeaseId, NodeId, TreeId};
+use crate::radix::children::shrink;
 use crate::radix::edit::{Trees, checkpoint_amount, segment_amount};
+use crate::work::look;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lease {
@@ -19,10 +21,18 @@ pub(crate) struct Lease {
     pub(crate) checkpoint: Option<NodeId>,
 }
 
-/// Leases by id. A lease whose tree was dropped is void: it is not in here any more.
+/// Leases by id, and those of each tree in a list that begins in the tree. A lease whose tree was
+/// dropped is void: it is no longer in here.
 #[derive(Debug, Default)]
 pub(crate) struct Leases {
-    live: HashMap<LeaseId, Lease>,
+    live: HashMap<LeaseId, Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    lease: Lease,
+    older: Option<LeaseId>,
+    newer: Option<LeaseId>,
 }
 
 impl Leases {
@@ -47,14 +57,18 @@ impl Leases {
                 trees.unlist(node);
             }
         }
-        self.live.insert(id, lease);
+        let older = trees.forest.get_mut(lease.tree).lease.replace(id);
+        if let Some(entry) = older.and_then(|older| self.live.get_mut(&older)) {
+            entry.newer = Some(id);
+        }
+        self.live.insert(id, Entry { lease, older, newer: None });
     }
 
     /// O(nodes on the path). Releasing twice, or a void lease, does nothing. What comes back is
     /// KV that only this lease kept.
     pub(crate) fn release(&mut self, trees: &mut Trees, id: LeaseId, stamp: u64) -> Dropped {
         let mut dropped = Dropped::default();
-        let Some(lease) = self.live.remove(&id) else { return dropped };
+        let Some(lease) = self.remove(trees, id) else { return dropped };
         let checkpointed = trees.forest.get(lease.tree).checkpointed;
         let (nodes, checkpoint) = count_down(trees, &lease);
         if checkpointed {
@@ -71,14 +85,29 @@ impl Leases {
         dropped
     }
 
-    /// Ends all leases in a tree that is about to be dropped.
+    fn remove(&mut self, trees: &mut Trees, id: LeaseId) -> Option<Lease> {
+        look();
+        let Entry { lease, older, newer } = self.live.remove(&id)?;
+        if let Some(entry) = older.and_then(|older| self.live.get_mut(&older)) {
+            entry.newer = newer;
+        }
+        match newer.and_then(|newer| self.live.get_mut(&newer)) {
+            Some(entry) => entry.older = older,
+            None => trees.forest.get_mut(lease.tree).lease = older,
+        }
+        shrink(&mut self.live);
+        Some(lease)
+    }
+
+    /// Forgets all leases in a tree whose nodes are about to be removed, leased or not.
+    /// O(leases in that tree).
     pub(crate) fn void(&mut self, trees: &mut Trees, tree: TreeId) {
-        self.live.retain(|_, lease| {
-            if lease.tree == tree {
-                count_down(trees, lease);
-            }
-            lease.tree != tree
-        });
+        let mut at = trees.forest.get_mut(tree).lease.take();
+        while let Some(entry) = at.and_then(|id| self.live.remove(&id)) {
+            look();
+            at = entry.older;
+        }
+        shrink(&mut self.live);
     }
 
     /// Whether the lease was neither released nor voided.
@@ -86,8 +115,16 @@ impl Leases {
         self.live.contains_key(&id)
     }
 
+    /// The lease, unless it was released or is void.
+    pub(crate) fn get(&self, id: LeaseId) -> Option<&Lease> {
+        self.live.get(&id).map(|entry| &entry.lease)
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Lease> {
-        self.live.values()
+        self.live.values().map(|entry| {
+            look();
+            &entry.lease
+        })
     }
 
     /// Bytes on the heap.

@@ -55,6 +55,8 @@ pub(crate) struct Ledger {
     /// Room promised to stores between plan and commit.
     reserved: Amount,
     labels: Vec<LabelAmount>,
+    /// Ends of stores, over all labels.
+    sequences: u64,
 }
 
 impl Ledger {
@@ -103,6 +105,23 @@ impl Ledger {
             self.labels.resize(at + 1, LabelAmount::default());
         }
         &mut self.labels[at]
+    }
+
+    /// A store's end came to be.
+    pub(crate) fn add_end(&mut self, account: &mut u64, label: u16) {
+        self.sequences += 1;
+        *account += 1;
+        self.label(label).sequences += 1;
+    }
+
+    pub(crate) fn remove_end(&mut self, account: &mut u64, label: u16) {
+        self.sequences -= 1;
+        *account -= 1;
+        self.label(label).sequences -= 1;
+    }
+
+    pub(crate) fn sequences(&self) -> u64 {
+        self.sequences
     }
 
     pub(crate) fn labels(&self) -> &[LabelAmount] {

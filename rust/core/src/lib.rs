@@ -29,11 +29,11 @@ pub mod lookup;
 mod lru;
 mod media;
 mod outline;
-pub mod policy;
 mod radix;
 mod retention;
 mod stats;
 pub mod store;
+mod work;
 
 pub use error::{Broken, Error};
 pub use evict::{Dropped, Need};
@@ -43,7 +43,7 @@ pub use keys::{MAX_TOKEN, Query, check_tokens};
 pub use ledger::{Amount, LabelAmount};
 pub use lookup::{Match, Piece, Reason, Scope, Taken};
 pub use media::{MediaKeys, Span};
-pub use policy::Policy;
+pub use radix::join::Joined;
 pub use stats::{Stats, TreeStats};
 pub use store::{
     CheckpointSpec, Committed, Drafted, Inserted, NewSegment, Outcome, Plan, Planned, Split, StoreRequest,

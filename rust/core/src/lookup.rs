@@ -28,11 +28,12 @@ pub enum Reason {
 pub struct Match {
     /// Reusable tokens.
     pub length: usize,
-    /// Tokens matched in the tree, at least `length`.
+    /// Tokens matched over all layouts of the namespace, at least `length`.
     pub matched: usize,
     /// Why.
     pub reason: Reason,
-    /// Where a checkpoint would have helped: the tokens matched further than the nearest one.
+    /// Where a checkpoint would have helped: some layout with checkpoints matched further than
+    /// `length`.
     pub checkpoint_at: Option<usize>,
     /// The layout of the tree that serves it.
     pub layout: Option<LayoutId>,
@@ -97,12 +98,8 @@ impl PrefixIndex {
         touch: Option<u64>,
     ) -> Result<Match, Error> {
         let (found, place) = self.find(namespace, query, limit)?;
-        if touch.is_some() {
-            self.asked(query);
-        }
         if let (Some(place), Some(stamp)) = (place, touch) {
             let stamp = self.tick(stamp);
-            self.served(place);
             match place.checkpoint {
                 Some(node) => self.trees.touch_checkpoint(node, stamp),
                 None => self.trees.touch_path(place.node, stamp),
@@ -122,7 +119,6 @@ impl PrefixIndex {
         limit: usize,
     ) -> Result<(Match, Scope), Error> {
         let (found, place) = self.find(namespace, query, limit)?;
-        self.asked(query);
         let scope = place.map_or_else(Scope::default, |place| self.lease(place, found.length));
         Ok((found, scope))
     }
@@ -139,7 +135,6 @@ impl PrefixIndex {
         limit: usize,
     ) -> Result<(Match, Taken), Error> {
         let (found, place) = self.find(namespace, query, limit)?;
-        self.asked(query);
         let Some(mut place) = place else { return Ok((found, Taken::default())) };
         let mut scope = self.scope(place, found.length);
         let mut dropped = Dropped::default();
@@ -203,6 +198,20 @@ impl PrefixIndex {
         self.leases.release(&mut self.trees, lease, stamp)
     }
 
+    /// The caller has rewritten the arrays of a segment on a lease's path into so many parts, at most
+    /// as many as it had. Whether the segment is still there: otherwise the rewritten arrays are of no
+    /// use. O(nodes on the path).
+    pub fn compacted(&mut self, lease: LeaseId, segment: SegmentId, parts: u32) -> bool {
+        let Some(lease) = self.leases.get(lease) else { return false };
+        let arena = &self.trees.arena;
+        let found = upward(arena, lease.node).find(|id| arena[*id].segment == segment);
+        match found.filter(|id| (1..=arena[*id].parts).contains(&parts)) {
+            Some(id) => self.trees.set_parts(id, parts),
+            None => return false,
+        }
+        true
+    }
+
     fn lease(&mut self, place: Place, length: usize) -> Scope {
         let mut scope = self.scope(place, length);
         scope.lease = Some(self.lease_path(place));
@@ -210,25 +219,12 @@ impl PrefixIndex {
     }
 
     fn lease_path(&mut self, place: Place) -> LeaseId {
-        self.served(place);
         let id = LeaseId(self.ids.next());
         // A checkpoint is at the match or below it, and its path covers the match.
         let node = place.checkpoint.unwrap_or(place.node);
         let lease = Lease { tree: place.tree, node, checkpoint: place.checkpoint };
         self.leases.acquire(&mut self.trees, id, lease);
         id
-    }
-
-    /// A request looks something up.
-    fn asked(&mut self, query: &Query<'_>) {
-        if let Some(ranked) = &mut self.trees.ranked {
-            ranked.request(query.len());
-        }
-    }
-
-    /// It is served from here.
-    fn served(&mut self, place: Place) {
-        self.trees.hit(place.checkpoint.unwrap_or(place.node));
     }
 
     fn scope(&self, place: Place, length: usize) -> Scope {
@@ -247,7 +243,9 @@ impl PrefixIndex {
         Scope { lease: None, pieces, checkpoint }
     }
 
-    /// The best over all layouts of the namespace; the newest layout where several are equal.
+    /// Over all layouts of the namespace: the longest usable prefix, of several equal ones that of
+    /// the longest match and then of the newest layout; the most that matched; and the deepest
+    /// position beyond that prefix where a checkpoint would help.
     fn find(
         &self,
         namespace: &str,
@@ -268,18 +266,20 @@ impl PrefixIndex {
             visited: 0,
             compared: 0,
         };
-        let mut best = (nothing, None);
+        let (mut best, mut serving) = (nothing, None);
+        let mut all = nothing;
         for &tree in trees {
-            let (mut found, place) = self.find_in(tree, query, limit)?;
-            found.visited += best.0.visited;
-            found.compared += best.0.compared;
-            if (found.length, found.matched) >= (best.0.length, best.0.matched) {
-                best = (found, place);
+            let (found, place) = self.find_in(tree, query, limit)?;
+            all.matched = all.matched.max(found.matched);
+            all.checkpoint_at = all.checkpoint_at.max(found.checkpoint_at);
+            all.visited += found.visited;
+            all.compared += found.compared;
+            if (found.length, found.matched) >= (best.length, best.matched) {
+                (best, serving) = (found, place);
             }
-            best.0.visited = found.visited;
-            best.0.compared = found.compared;
         }
-        Ok(best)
+        all.checkpoint_at = all.checkpoint_at.filter(|at| *at > best.length);
+        Ok((Match { length: best.length, reason: best.reason, layout: best.layout, ..all }, serving))
     }
 
     fn find_in(
@@ -338,7 +338,7 @@ impl PrefixIndex {
             }
             let checkpoint = if length == end && arena[node].checkpoint.is_some() {
                 node
-            } else if arena[node].trimmable > 0 {
+            } else if arena[node].trimmable() {
                 self.trimmable(node)
             } else {
                 continue;
@@ -352,11 +352,9 @@ impl PrefixIndex {
     fn trimmable(&self, mut node: NodeId) -> NodeId {
         let arena = &self.trees.arena;
         while !arena[node].checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.trimmable) {
-            // By the smallest key, so that ranks with equal trees choose alike.
-            let below = arena[node].children.iter().filter(|(_, id)| arena[*id].trimmable > 0);
-            match below.min_by_key(|(key, _)| *key) {
-                Some((_, child)) => node = child,
-                None => unreachable!("node {} counts a trimmable checkpoint it lacks", node.0),
+            match arena[node].children.first_trimmable() {
+                Some(child) => node = child,
+                None => unreachable!("node {} leads to no trimmable checkpoint", node.0),
             }
         }
         node

@@ -6,10 +6,13 @@
 
 use std::sync::Arc;
 
+use hashbrown::hash_map::Entry;
 use hashbrown::{HashMap, HashSet};
 
 use crate::error::Error;
 use crate::keys::{MEDIA_BIT, Query, UNKNOWN_MEDIA, check_tokens};
+use crate::radix::children::shrink;
+use crate::work::look;
 
 /// Tokens `[start, start + length)` stand for the content with this digest.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,14 +74,62 @@ impl MediaKeys {
     }
 }
 
+/// How often nodes and stores under way use each content: once for each of its runs of keys.
+#[derive(Debug, Default)]
+pub(crate) struct MediaUses(HashMap<u32, u32>);
+
+/// The media keys among `keys`, one for each run of equal ones.
+fn runs(keys: &[u32]) -> impl Iterator<Item = u32> {
+    keys.chunk_by(|a, b| a == b).map(|run| run[0]).filter(|key| key & MEDIA_BIT != 0)
+}
+
+impl MediaUses {
+    /// O(len).
+    pub(crate) fn hold(&mut self, keys: &[u32]) {
+        for key in runs(keys) {
+            *self.0.entry(key).or_default() += 1;
+        }
+    }
+
+    /// O(len).
+    pub(crate) fn release(&mut self, keys: &[u32]) {
+        for key in runs(keys) {
+            if let Entry::Occupied(mut uses) = self.0.entry(key) {
+                *uses.get_mut() -= 1;
+                if *uses.get() == 0 {
+                    uses.remove();
+                }
+            }
+        }
+        shrink(&mut self.0);
+    }
+
+    fn used(&self, key: u32) -> bool {
+        self.0.contains_key(&key)
+    }
+
+    /// Bytes on the heap.
+    pub(crate) fn bytes(&self) -> usize {
+        self.0.allocation_size()
+    }
+}
+
+impl PartialEq for MediaUses {
+    fn eq(&self, other: &Self) -> bool {
+        self.0 == other.0
+    }
+}
+
 type Identity = (Box<[u8]>, u32);
 
-/// Contents by identity. Its size follows what is in use: ids that neither a live key nor a
-/// caller's [`MediaKeys`] uses are swept out when the table has doubled since the last sweep.
+/// Contents by identity. Its size follows what is in use: ids that neither a [`MediaUses`] nor a
+/// caller's [`MediaKeys`] holds are swept out when the table has doubled since the last sweep.
 #[derive(Debug, Default)]
 pub(crate) struct MediaTable {
-    /// Counted, because keys outside the trees cannot be searched for.
+    /// Counted, because keys outside the index cannot be searched for.
     ids: HashMap<Identity, Arc<u32>>,
+    /// Bytes that the entries hold on the heap.
+    heap_bytes: usize,
     next: u32,
     free: Vec<u32>,
     sweep_at: usize,
@@ -87,12 +138,9 @@ pub(crate) struct MediaTable {
 const FIRST_SWEEP: usize = 64;
 
 impl MediaTable {
-    /// Bytes on the heap.
+    /// Bytes on the heap. O(1).
     pub(crate) fn bytes(&self) -> usize {
-        // An `Arc` keeps two counters beside the id.
-        let counted = size_of::<(usize, usize, u32)>();
-        let identities: usize = self.ids.keys().map(|(digest, _)| digest.len() + counted).sum();
-        self.ids.allocation_size() + self.free.capacity() * size_of::<u32>() + identities
+        self.ids.allocation_size() + self.free.capacity() * size_of::<u32>() + self.heap_bytes
     }
 
     /// The keys that stand for a content.
@@ -104,16 +152,19 @@ impl MediaTable {
         self.ids.len() >= self.sweep_at.max(FIRST_SWEEP)
     }
 
-    /// Forgets every id that neither `live` (keys with the media bit set) nor a caller uses.
-    pub(crate) fn sweep(&mut self, live: &HashSet<u32>) {
-        let free = &mut self.free;
-        self.ids.retain(|_, id| {
-            let keep = Arc::strong_count(id) > 1 || live.contains(&(**id | MEDIA_BIT));
+    /// Forgets every id that neither the index nor a caller uses. O(ids).
+    pub(crate) fn sweep(&mut self, uses: &MediaUses) {
+        let Self { ids, heap_bytes, free, .. } = self;
+        ids.retain(|(digest, _), id| {
+            look();
+            let keep = Arc::strong_count(id) > 1 || uses.used(**id | MEDIA_BIT);
             if !keep {
                 free.push(**id);
+                *heap_bytes -= entry_bytes(digest);
             }
             keep
         });
+        shrink(ids);
         // Not in the map's order: ranks that do the same must give out the same ids.
         free.sort_unstable_by_key(|id| std::cmp::Reverse(*id));
         self.sweep_at = self.ids.len() * 2;
@@ -165,9 +216,15 @@ impl MediaTable {
             self.next - 1
         });
         let id = Arc::new(id);
+        self.heap_bytes += entry_bytes(&identity.0);
         self.ids.insert(identity, Arc::clone(&id));
         Some(id)
     }
+}
+
+fn entry_bytes(digest: &[u8]) -> usize {
+    // An `Arc` keeps two counters next to the id.
+    digest.len() + size_of::<(usize, usize, u32)>()
 }
 
 #[cfg(test)]
@@ -204,7 +261,9 @@ mod tests {
             let span = Span { start: 0, length: 1, digest: &digest };
             let keys = table.keys(&[0], &[span], true).unwrap();
             if table.wants_sweep() {
-                table.sweep(&[keys.keys[0]].into_iter().collect());
+                let mut uses = MediaUses::default();
+                uses.hold(&keys.keys);
+                table.sweep(&uses);
             }
         }
         assert!(table.ids.len() <= FIRST_SWEEP, "{}", table.ids.len());

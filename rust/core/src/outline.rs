@@ -30,7 +30,8 @@ impl PrefixIndex {
         let kind = if of.checkpointed { " with checkpoints" } else { "" };
         let mut stack = vec![of.root];
         while let Some(id) = stack.pop() {
-            let mut children: Vec<(u32, NodeId)> = arena[id].children.iter().collect();
+            let mut children: Vec<(u32, NodeId)> =
+                arena[id].children.iter().map(|(key, child)| (key, child.id)).collect();
             children.sort_unstable_by_key(|(key, _)| std::cmp::Reverse(*key));
             stack.extend(children.into_iter().map(|(_, child)| child));
             if !arena[id].is_root() {
@@ -49,7 +50,7 @@ impl PrefixIndex {
         let mut line = format!("tokens {}..{} ({hash:016x}), {} leases", node.start(), node.end, node.leases);
         if let Some(checkpoint) = &node.checkpoint {
             let kind = if checkpoint.trimmable { "trimmable checkpoint" } else { "checkpoint" };
-            let _ = write!(line, ", {kind} with {} leases", checkpoint.leases);
+            let _ = write!(line, ", {kind} with {} leases, prompt {}", checkpoint.leases, checkpoint.prompt);
         }
         for end in node.ends() {
             let _ = write!(line, ", a store ends at {}", node.start() + end.at as usize);

@@ -1,29 +1,57 @@
 //! Which checkpoints along one unbranched path are kept.
 //!
-//! The newest stays, and the rest are spread out evenly: while there are too many, the one goes
-//! whose going leaves the smallest gap. With checkpoints arriving at even steps, gaps differ by
-//! at most a factor of two.
+//! The newest stays, and so does the one at the end of the prompt: regenerating, editing and
+//! templates that drop the thinking come back to exactly that position. Where no store said where
+//! that is, it is taken to be the one before the newest. The rest are spread out evenly: while there
+//! are too many, the one goes whose going leaves the smallest gap. With checkpoints arriving at even
+//! steps, gaps differ by at most a factor of two.
 
 use crate::evict::Dropped;
 use crate::ids::NodeId;
 use crate::index::PrefixIndex;
+use crate::radix::walk::upward;
 
 impl PrefixIndex {
     /// Thins out the unbranched path through `node`, whose checkpoint is the newest.
     /// O(nodes on that path).
     pub(crate) fn retain_checkpoints(&mut self, node: NodeId, dropped: &mut Dropped) {
         let (start, mut path) = self.unbranched(node);
+        // Of one, the newest is kept.
+        let prompt = if self.max_checkpoints > 1 { self.prompt_end(&path, node) } else { None };
         while path.len() > self.max_checkpoints {
             let positions: Vec<u32> = path.iter().map(|id| self.trees.arena[*id].end).collect();
             let may_go = |at: &usize| {
-                let checkpoint = self.trees.arena[path[*at]].checkpoint.as_ref();
-                path[*at] != node && checkpoint.is_some_and(|checkpoint| checkpoint.leases == 0)
+                let (id, checkpoint) = (path[*at], self.trees.arena[path[*at]].checkpoint.as_ref());
+                id != node
+                    && Some(id) != prompt
+                    && checkpoint.is_some_and(|checkpoint| checkpoint.leases == 0)
             };
             let Some(victim) = thinnest(start, &positions, may_go) else { return };
             let id = path.remove(victim);
             self.trees.remove_checkpoint(id, dropped);
             // The deepest may go where a leaf's own store is older than one further up.
             self.trees.prune(id, dropped);
+        }
+    }
+
+    /// The one of `path` that is at the end of the latest prompt, as far as a store said; else the one
+    /// before `newest`.
+    fn prompt_end(&self, path: &[NodeId], newest: NodeId) -> Option<NodeId> {
+        let said = |id: &NodeId| self.trees.arena[*id].checkpoint.as_ref().map_or(0, |found| found.prompt);
+        let latest = path.iter().copied().max_by_key(said).filter(|id| said(id) > 0);
+        latest.or_else(|| path.iter().copied().take_while(|id| *id != newest).last())
+    }
+
+    /// Notes that the prompt of the store that ends with `node` ends after `prompt` tokens: at the
+    /// deepest checkpoint up to there. O(nodes on the path).
+    pub(crate) fn mark_prompt(&mut self, node: NodeId, prompt: Option<usize>) {
+        let Some(prompt) = prompt else { return };
+        let arena = &self.trees.arena;
+        let at = upward(arena, node)
+            .find(|id| arena[*id].end as usize <= prompt && arena[*id].checkpoint.is_some());
+        if let Some(checkpoint) = at.and_then(|id| self.trees.arena[id].checkpoint.as_mut()) {
+            self.prompts += 1;
+            checkpoint.prompt = self.prompts;
         }
     }
 
@@ -48,7 +76,7 @@ impl PrefixIndex {
 }
 
 /// The position whose removal leaves the smallest gap, among those that may go. The deepest has
-/// no gap behind it and goes only where no other may.
+/// no gap after it and goes only where no other may.
 fn thinnest(start: u32, positions: &[u32], may_go: impl Fn(&usize) -> bool) -> Option<usize> {
     let gap = |at: usize| {
         let before = if at == 0 { start } else { positions[at - 1] };

@@ -2,9 +2,8 @@
 
 use crate::ids::LayoutId;
 use crate::index::PrefixIndex;
-use crate::ledger::LabelAmount;
-use crate::policy::Ranked;
-use crate::store::{Draft, Pending};
+use crate::ledger::{Amount, LabelAmount};
+use crate::radix::edit::Trees;
 
 /// Figures of all trees, or of one namespace's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,19 +42,16 @@ pub struct Stats {
 }
 
 impl PrefixIndex {
-    /// O(trees and open plans).
+    /// O(1).
     pub fn stats(&self) -> Stats {
-        let namespaces: Vec<&str> = self.trees.forest.namespaces().collect();
-        let mut trees = TreeStats::default();
-        for namespace in &namespaces {
-            trees += self.namespace_stats(namespace);
-        }
+        let Trees { arena, forest, ledger, .. } = &self.trees;
         Stats {
-            trees,
-            leased_bytes: self.trees.ledger.leased().nbytes,
-            reserved_bytes: self.trees.ledger.reserved().nbytes,
-            units: self.trees.lru.len() as u64,
-            namespaces: namespaces.len() as u64,
+            // A tree's root is no node of its own.
+            trees: tree_stats(ledger.held(), (arena.len() - forest.len()) as u64, ledger.sequences()),
+            leased_bytes: self.leased_bytes(),
+            reserved_bytes: self.reserved_bytes(),
+            units: self.units(),
+            namespaces: forest.names() as u64,
             index_bytes: self.index_bytes() as u64,
         }
     }
@@ -65,15 +61,7 @@ impl PrefixIndex {
         let mut sum = TreeStats::default();
         for id in self.trees.forest.of(namespace) {
             let tree = self.trees.forest.get(*id);
-            sum += TreeStats {
-                nbytes: tree.held.nbytes,
-                ntokens: tree.held.tokens,
-                buffers: tree.held.buffers,
-                nodes: tree.nodes,
-                segments: tree.held.segments,
-                checkpoints: tree.held.checkpoints,
-                sequences: tree.sequences,
-            };
+            sum += tree_stats(tree.held, tree.nodes, tree.sequences);
         }
         sum
     }
@@ -85,7 +73,7 @@ impl PrefixIndex {
 
     /// Ends of stores that are fully present, over all trees. O(1).
     pub fn sequences(&self) -> u64 {
-        self.trees.ledger.labels().iter().map(|label| label.sequences).sum()
+        self.trees.ledger.sequences()
     }
 
     /// What each label's stores hold.
@@ -97,21 +85,11 @@ impl PrefixIndex {
     pub fn live_layouts(&self) -> Vec<LayoutId> {
         let trees = self.trees.forest.iter().map(|(_, tree)| tree.layout);
         let plans = self.plans.values().map(|plan| plan.draft.layout());
-        let drafts = self.drafts.values().map(Draft::layout);
+        let drafts = self.drafts.values().map(crate::store::Draft::layout);
         let mut layouts: Vec<LayoutId> = trees.chain(plans).chain(drafts).collect();
         layouts.sort_unstable();
         layouts.dedup();
         layouts
-    }
-
-    /// Bytes that leases keep. O(1).
-    pub fn leased_bytes(&self) -> u64 {
-        self.trees.ledger.leased().nbytes
-    }
-
-    /// Units that could be evicted now. O(1).
-    pub fn units(&self) -> u64 {
-        self.trees.lru.len() as u64
     }
 
     /// Bytes held. O(1).
@@ -124,19 +102,48 @@ impl PrefixIndex {
         self.trees.ledger.held().tokens
     }
 
+    /// Units of the LRU order: what an eviction can take now. O(1).
+    pub fn units(&self) -> u64 {
+        self.trees.lru.len() as u64
+    }
+
+    /// Bytes that leases keep. O(1).
+    pub fn leased_bytes(&self) -> u64 {
+        self.trees.ledger.leased().nbytes
+    }
+
+    /// Bytes promised to what is under way. O(1).
+    pub fn reserved_bytes(&self) -> u64 {
+        self.trees.ledger.reserved().nbytes
+    }
+
+    /// Bytes that can be added without an eviction. O(1).
+    pub fn free_bytes(&self) -> u64 {
+        let (held, reserved) = (self.trees.ledger.held(), self.trees.ledger.reserved());
+        self.limits.max_bytes.saturating_sub(held.nbytes + reserved.nbytes)
+    }
+
     fn index_bytes(&self) -> usize {
-        let plans: usize = self.plans.values().map(Pending::heap_bytes).sum();
-        let drafts: usize = self.drafts.values().map(Draft::heap_bytes).sum();
         self.trees.arena.bytes()
             + self.trees.forest.bytes()
             + self.trees.ledger.bytes()
             + self.leases.bytes()
-            + self.trees.ranked.as_ref().map_or(0, Ranked::bytes)
             + self.media.bytes()
-            + self.plans.allocation_size()
-            + self.drafts.allocation_size()
-            + plans
-            + drafts
+            + self.trees.media.bytes()
+            + self.plans.bytes()
+            + self.drafts.bytes()
+    }
+}
+
+fn tree_stats(held: Amount, nodes: u64, sequences: u64) -> TreeStats {
+    TreeStats {
+        nbytes: held.nbytes,
+        ntokens: held.tokens,
+        buffers: held.buffers,
+        nodes,
+        segments: held.segments,
+        checkpoints: held.checkpoints,
+        sequences,
     }
 }
 

@@ -159,11 +159,13 @@ fn checkpoints_of_one_prompt_thin_out_evenly() {
     assert!(gaps.windows(2).all(|pair| pair[1] - pair[0] <= 2 * even), "{kept:?}");
 }
 
-/// 38: the one goes that leaves the smallest gap behind.
+/// 38: beside the newest and the one before it, the one goes that leaves the smallest gap.
 #[test]
 fn thinning_out_leaves_the_smallest_gap() {
-    for (stored, kept) in [([5, 6, 12], [6, 12]), ([2, 9, 10], [2, 10]), ([6, 10, 12], [6, 12])] {
-        let mut engine = Engine::new(Limits { max_checkpoints: 2, ..limits() });
+    let cases =
+        [([5, 6, 12, 13], [6, 12, 13]), ([2, 9, 10, 11], [2, 10, 11]), ([6, 10, 12, 13], [6, 12, 13])];
+    for (stored, kept) in cases {
+        let mut engine = Engine::new(Limits { max_checkpoints: 3, ..limits() });
         for end in stored {
             engine.mark(&run(0, end));
         }

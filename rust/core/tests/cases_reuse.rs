@@ -222,7 +222,45 @@ fn the_layout_with_the_longest_usable_prefix_serves() {
     engine.mark(&run(0, 400));
     engine.store(&Store { layout: 7, ..span("", &run(0, 200)) });
     let found = engine.fetch("", &run(0, 300).then(&run(1000, 1010)));
-    assert_eq!((found.length, found.matched, found.layout.unwrap().0), (200, 200, 7));
+    assert_eq!((found.length, found.matched, found.layout.unwrap().0), (200, 300, 7));
+    assert_eq!(found.checkpoint_at, Some(300), "a checkpoint there would serve more than layout 7");
     let found = engine.fetch("", &run(0, 401));
     assert_eq!((found.length, found.layout.unwrap().0), (400, 1));
+}
+
+/// Whatever the two layouts of a document are, and wherever in it their checkpoints are: what matched
+/// and the advice are the document's, the length is that of the layout that serves.
+#[test]
+fn advice_is_the_deepest_over_all_layouts() {
+    let document = run(0, 52);
+    let question = |which: u32| document.then(&run(1000 * which, 1000 * which + 10));
+    let ends = [8, 20, 40, 52, 62];
+    for (first, second) in ends.into_iter().flat_map(|a| ends.map(|b| (a, b))) {
+        for spans in [false, true] {
+            let mut engine = Engine::new(limits());
+            let stored = |end: u32| if end > 52 { question(1) } else { run(0, end) };
+            let plain = if spans { span("", &stored(first)) } else { hybrid("", &stored(first), false) };
+            engine.store(&plain);
+            engine.store(&Store { layout: 9, ..hybrid("", &stored(second), false) });
+            // The quantised half of the document is held, without a checkpoint at its end.
+            engine.store(&Store { layout: 9, ..hybrid("", &question(1), false) });
+            let found = engine.fetch("", &question(2));
+            let served = |end: u32, spans: bool| match end {
+                62 => {
+                    if spans {
+                        52
+                    } else {
+                        0
+                    }
+                }
+                end => end,
+            };
+            let length = served(first, spans).max(served(second, false));
+            assert_eq!((found.length as u32, found.matched), (length, 52), "{first}, {second}, {spans}");
+            assert_eq!(found.checkpoint_at, (length < 52).then_some(52), "{first}, {second}, {spans}");
+            engine.store(&Store { layout: 9, ..hybrid("", &document, false) });
+            let third = engine.fetch("", &question(3));
+            assert_eq!((third.length, third.checkpoint_at), (52, None));
+        }
+    }
 }

@@ -40,7 +40,7 @@ fn plans_beside_each_other() {
         let (first, second) = (engine.ready(&store), engine.ready(&store));
         assert!(engine.commit(&first).0);
         assert!(!engine.commit(&second).0);
-        assert_eq!(engine.plan(&store).0, Planned::Already);
+        assert_eq!(engine.plan(&store).0, Planned::Already(vec![]));
     }
     let mut engine = Engine::new(limits());
     engine.put(&run(0, 20));

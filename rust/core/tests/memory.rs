@@ -9,7 +9,7 @@ use std::cell::Cell;
 
 use kvcache_core::{
     Broken, Committed, Dropped, Error, Inserted, LabelAmount, LayoutId, LeaseId, Limits, Match, Need,
-    Outcome, Plan, PlanId, Planned, PrefixIndex, Query, Scope, Stats, Taken, TreeStats,
+    Outcome, Plan, PlanId, Planned, PrefixIndex, Query, Scope, SegmentId, Stats, Taken, TreeStats,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -151,6 +151,18 @@ impl Index for Counted {
 
     fn make_room(&mut self, nbytes: u64, buffers: u64) -> Option<Dropped> {
         self.call(|inner| inner.make_room(nbytes, buffers))
+    }
+
+    fn compacted(&mut self, lease: LeaseId, segment: SegmentId, parts: u32) -> bool {
+        self.call(|inner| inner.compacted(lease, segment, parts))
+    }
+
+    fn reserve_bytes(&mut self, nbytes: u64, buffers: u64) -> bool {
+        self.call(|inner| inner.reserve_bytes(nbytes, buffers))
+    }
+
+    fn unreserve_bytes(&mut self, nbytes: u64, buffers: u64) {
+        self.call(|inner| inner.unreserve_bytes(nbytes, buffers));
     }
 
     fn drop_namespace(&mut self, namespace: &str) -> Dropped {

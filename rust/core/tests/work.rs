@@ -58,6 +58,7 @@ fn a_lookup_counts_all_layouts() {
             segment_buffers: 1,
             checkpoint: None,
             label: 0,
+            prompt: None,
         };
         let Planned::Ready(plan) = index.plan(&request, 0).unwrap().0 else { panic!("no room") };
         index.commit(plan.id, 0).unwrap();
@@ -78,6 +79,29 @@ fn eviction_time(prompts: u32) -> Duration {
         best = best.min(start.elapsed() / EVICTIONS);
     }
     best
+}
+
+/// Time of `clear` for each of so many prompts that differ in their first token; the best of several.
+fn clear_time(prompts: u32) -> Duration {
+    let mut best = Duration::MAX;
+    for _ in 0..5 {
+        let mut index = PrefixIndex::new(Limits::default());
+        for prompt in 0..prompts {
+            index.insert("", &Query::tokens(&[prompt, 1]), 1, 0).unwrap();
+        }
+        let start = Instant::now();
+        index.clear();
+        best = best.min(start.elapsed());
+    }
+    best / prompts
+}
+
+/// Emptying a table of children does not search it for a survivor each time: forty times as many
+/// would take forty times as long each.
+#[test]
+fn clearing_many_children_is_linear() {
+    let (small, large) = (clear_time(1_000), clear_time(40_000));
+    assert!(large < 10 * small.max(Duration::from_nanos(500)), "{small:?} and {large:?}");
 }
 
 /// Evicting a unit looks at the tail of the list, whatever the length of the list. A scan would

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import mlx.core as mx
 import psutil
@@ -67,7 +67,7 @@ class KVPrefixCache:
         max_bytes: int | str | None = None,
         memory_limit: float | str | None = None,
         pressure: PressureSource | None = None,
-        policy: str = "lru",
+        policy: Literal["lru"] = "lru",
         make_cache: Callable[[Any], list[Any]] | None = None,
     ) -> None:
         self._pressure = MemoryPressure() if pressure is None else pressure

@@ -11,7 +11,7 @@ this imports nothing of mlx-lm's server; ``patch`` does.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from kvcache.integrations.mlx_lm.prompt_cache import PromptCache
 
@@ -24,7 +24,7 @@ __all__ = ["PromptCache", "patch"]
 
 
 def patch(
-    *, max_size: int | None = None, max_bytes: int | str | None = None, policy: str = "lru"
+    *, max_size: int | None = None, max_bytes: int | str | None = None, policy: Literal["lru"] = "lru"
 ) -> AbstractContextManager[Installation]:
     """Puts a :class:`PromptCache` into ``mlx_lm.server`` while the context lasts.
 
@@ -34,7 +34,7 @@ def patch(
         max_size: Sequences at most. None: the server's ``--prompt-cache-size``.
         max_bytes: Bytes of cached KV at every moment, on the batched and on the sequential path.
             None: the server's ``--prompt-cache-bytes``, or no limit.
-        policy: Which segment or checkpoint is evicted next, one of ``kvcache.POLICIES``.
+        policy: As of ``kvcache.KVPrefixCache``.
 
     Returns:
         A context manager. Its value's ``prompt_cache`` is the server's cache once that has started.

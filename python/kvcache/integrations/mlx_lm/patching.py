@@ -10,7 +10,7 @@ batched path, checkpoints of models that need them, and requests that end its ge
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import mlx.core as mx
 from loguru import logger
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def installed(*, max_size: int | None, max_bytes: int | str | None, policy: str) -> Iterator[Installation]:
+def installed(
+    *, max_size: int | None, max_bytes: int | str | None, policy: Literal["lru"]
+) -> Iterator[Installation]:
     """See :func:`kvcache.integrations.mlx_lm.patch`."""
     installation = Installation(max_size, max_bytes, policy)
     with replaced(server, **installation.names()):
@@ -56,7 +58,7 @@ class Installation:
         prompt_cache: The server's cache; None until the server has made it.
     """
 
-    def __init__(self, max_size: int | None, max_bytes: int | str | None, policy: str) -> None:
+    def __init__(self, max_size: int | None, max_bytes: int | str | None, policy: Literal["lru"]) -> None:
         # Refuses what cannot be used now, and not in a server's thread.
         PromptCache(max_size, max_bytes, policy=policy).cache.close()
         self.prompt_cache: PromptCache | None = None

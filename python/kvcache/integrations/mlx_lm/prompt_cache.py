@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from loguru import logger
 
@@ -85,7 +85,7 @@ class PromptCache:
         *,
         memory_limit: float | str | None = None,
         pressure: PressureSource | None = None,
-        policy: str = "lru",
+        policy: Literal["lru"] = "lru",
         gc: GcPolicy = "always",
     ) -> None:
         if max_size is not None and (isinstance(max_size, bool) or not isinstance(max_size, int)):

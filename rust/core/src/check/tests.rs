@@ -6,7 +6,7 @@ use crate::index::{Limits, PrefixIndex};
 use crate::keys::Query;
 use crate::ledger::Amount;
 use crate::media::Span;
-use crate::radix::node::{Checkpoint, End, Node};
+use crate::radix::node::{Checkpoint, End, Node, Run};
 use crate::store::{CheckpointSpec, Planned, StoreRequest};
 
 fn request(query: Query<'_>, checkpoint: Option<CheckpointSpec>) -> StoreRequest<'_> {
@@ -18,6 +18,7 @@ fn request(query: Query<'_>, checkpoint: Option<CheckpointSpec>) -> StoreRequest
         segment_buffers: 1,
         checkpoint,
         label: 0,
+        prompt: None,
     }
 }
 
@@ -73,15 +74,21 @@ const DAMAGE: &[(&str, Damage)] = &[
         let id = find(index, Node::is_root);
         index.trees.arena[id].end = 1;
     }),
-    ("miscounts trimmable", |index| {
-        let id = at(index, &[1, 1]);
-        index.trees.arena[id].trimmable += 1;
+    ("does not find its trimmable checkpoint", |index| {
+        let tree = index.trees.arena[at(index, &[1, 1])].tree;
+        let root = index.trees.forest.get(tree).root;
+        index.trees.arena[root].children.set_trimmable(1, false);
+    }),
+    ("by its labels", |index| {
+        index.trees.ledger.add_end(&mut 0, 1);
+        index.trees.ledger.label(1).sequences -= 1;
     }),
     ("wrong media flag", |index| {
         let id = find(index, |node| node.media);
         index.trees.arena[id].media = false;
     }),
     ("stands for nothing", |index| index.media = crate::media::MediaTable::default()),
+    ("uses of media", |index| index.trees.media.hold(&[1 << 31])),
     ("leases of", |index| {
         let id = at(index, &[5]);
         index.trees.arena[id].leases += 1;
@@ -107,10 +114,30 @@ const DAMAGE: &[(&str, Damage)] = &[
         let node = &mut index.trees.arena[id];
         (node.keys, node.end) = (vec![5; 5].into(), node.end + 3);
     }),
+    ("lies in two blocks", |index| {
+        let id = at(index, &[1, 2]);
+        index.segment_tokens = 3;
+        index.trees.arena[id].keys = vec![1, 2, 3].into();
+    }),
+    ("has no part", |index| {
+        let id = at(index, &[5]);
+        index.trees.arena[id].parts = 0;
+    }),
+    ("has labels for", |index| {
+        let id = at(index, &[5]);
+        let runs = [Run { tokens: 9, label: 0 }, Run { tokens: 1, label: 1 }];
+        index.trees.arena.alter(id, |node| node.set_labels(runs.into()));
+    }),
     ("a tree of span layers", |index| {
         let id = at(index, &[5]);
-        let checkpoint =
-            Checkpoint { id: crate::CheckpointId(1), nbytes: 0, buffers: 0, trimmable: false, leases: 0 };
+        let checkpoint = Checkpoint {
+            id: crate::CheckpointId(1),
+            nbytes: 0,
+            buffers: 0,
+            trimmable: false,
+            leases: 0,
+            prompt: 0,
+        };
         index.trees.arena[id].checkpoint = Some(Box::new(checkpoint));
     }),
     ("no checkpoint makes usable", |index| {

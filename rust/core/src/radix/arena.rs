@@ -1,60 +1,30 @@
-//! All nodes of all trees, in one vector with a free list.
+//! All nodes of all trees.
 
 use std::ops::{Index, IndexMut};
 
 use crate::ids::NodeId;
 use crate::radix::node::Node;
+use crate::radix::slab::Slab;
 
-#[derive(Debug)]
-enum Slot {
-    Live(Node),
-    Free(NodeId),
-}
-
-/// Nodes by id. Slots are reused; the vector never shrinks below its peak.
-#[derive(Debug)]
+/// Nodes by id.
+#[derive(Debug, Default)]
 pub(crate) struct Arena {
-    slots: Vec<Slot>,
-    free: NodeId,
-    live: usize,
+    nodes: Slab<Node>,
     /// Bytes that live nodes hold on the heap.
     heap_bytes: usize,
-}
-
-impl Default for Arena {
-    fn default() -> Self {
-        Self { slots: Vec::new(), free: NodeId::NONE, live: 0, heap_bytes: 0 }
-    }
 }
 
 impl Arena {
     /// Amortised O(1).
     pub(crate) fn add(&mut self, node: Node) -> NodeId {
-        self.live += 1;
         self.heap_bytes += node.heap_bytes();
-        let id = self.free;
-        if id.is_none() {
-            self.slots.push(Slot::Live(node));
-            return NodeId(self.slots.len() as u32 - 1);
-        }
-        let slot = std::mem::replace(&mut self.slots[id.0 as usize], Slot::Live(node));
-        if let Slot::Free(next) = slot {
-            self.free = next;
-        }
-        id
+        NodeId(self.nodes.add(node))
     }
 
-    /// O(1). An arena without live nodes gives its vector back.
+    /// Amortised O(1).
     pub(crate) fn remove(&mut self, id: NodeId) -> Node {
-        let slot = std::mem::replace(&mut self.slots[id.0 as usize], Slot::Free(self.free));
-        let Slot::Live(node) = slot else { unreachable!("node {} was removed before", id.0) };
-        self.free = id;
-        self.live -= 1;
+        let node = self.nodes.remove(id.0);
         self.heap_bytes -= node.heap_bytes();
-        if self.live == 0 {
-            self.slots = Vec::new();
-            self.free = NodeId::NONE;
-        }
         node
     }
 
@@ -69,14 +39,11 @@ impl Arena {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.live
+        self.nodes.len()
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (NodeId, &Node)> {
-        self.slots.iter().enumerate().filter_map(|(at, slot)| match slot {
-            Slot::Live(node) => Some((NodeId(at as u32), node)),
-            Slot::Free(_) => None,
-        })
+        self.nodes.iter().map(|(id, node)| (NodeId(id), node))
     }
 
     /// Bytes that live nodes hold on the heap. O(1).
@@ -85,15 +52,12 @@ impl Arena {
     }
 
     pub(crate) fn get(&self, id: NodeId) -> Option<&Node> {
-        match self.slots.get(id.0 as usize) {
-            Some(Slot::Live(node)) => Some(node),
-            _ => None,
-        }
+        self.nodes.get(id.0)
     }
 
     /// Bytes on the heap, nodes included. O(1).
     pub(crate) fn bytes(&self) -> usize {
-        self.slots.capacity() * size_of::<Slot>() + self.heap_bytes
+        self.nodes.bytes() + self.heap_bytes
     }
 }
 
@@ -101,18 +65,12 @@ impl Index<NodeId> for Arena {
     type Output = Node;
 
     fn index(&self, id: NodeId) -> &Node {
-        match &self.slots[id.0 as usize] {
-            Slot::Live(node) => node,
-            Slot::Free(_) => unreachable!("node {} is not live", id.0),
-        }
+        self.nodes.get(id.0).unwrap_or_else(|| unreachable!("node {} is not live", id.0))
     }
 }
 
 impl IndexMut<NodeId> for Arena {
     fn index_mut(&mut self, id: NodeId) -> &mut Node {
-        match &mut self.slots[id.0 as usize] {
-            Slot::Live(node) => node,
-            Slot::Free(_) => unreachable!("node {} is not live", id.0),
-        }
+        self.nodes.get_mut(id.0).unwrap_or_else(|| unreachable!("node {} is not live", id.0))
     }
 }

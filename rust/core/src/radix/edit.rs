@@ -6,9 +6,10 @@ use crate::ids::{NodeId, SegmentId, TreeId};
 use crate::keys::any_media;
 use crate::ledger::{Amount, Ledger};
 use crate::lru::Lru;
-use crate::policy::{Policy, Ranked};
+use crate::media::MediaUses;
 use crate::radix::arena::Arena;
-use crate::radix::node::{Checkpoint, End, Node};
+use crate::radix::children::Children;
+use crate::radix::node::{Checkpoint, End, Node, Run};
 use crate::radix::walk::upward;
 
 /// All trees with what is counted over them.
@@ -17,9 +18,8 @@ pub(crate) struct Trees {
     pub(crate) arena: Arena,
     pub(crate) forest: Forest,
     pub(crate) lru: Lru,
-    /// The order of eviction, where it is not that of `lru`.
-    pub(crate) ranked: Option<Ranked>,
     pub(crate) ledger: Ledger,
+    pub(crate) media: MediaUses,
 }
 
 /// A segment's figures, the same for every node that a store adds.
@@ -33,7 +33,7 @@ pub(crate) struct SegmentShape {
 pub(crate) fn segment_amount(node: &Node) -> Amount {
     Amount {
         nbytes: node.nbytes(),
-        buffers: u64::from(node.buffers),
+        buffers: u64::from(node.buffers) * u64::from(node.parts),
         tokens: node.len() as u64,
         segments: 1,
         checkpoints: 0,
@@ -50,10 +50,6 @@ pub(crate) fn checkpoint_amount(checkpoint: &Checkpoint) -> Amount {
 }
 
 impl Trees {
-    pub(crate) fn new(policy: Policy) -> Self {
-        Self { ranked: policy.ranked(), ..Self::default() }
-    }
-
     pub(crate) fn checkpointed(&self, node: NodeId) -> bool {
         self.forest.get(self.arena[node].tree).checkpointed
     }
@@ -86,18 +82,20 @@ impl Trees {
         node.bytes_per_token = shape.bytes_per_token;
         node.buffers = shape.buffers;
         node.label = shape.label;
-        let amount = segment_amount(&node);
+        if node.media {
+            self.media.hold(&node.keys);
+        }
         let id = self.arena.add(node);
         self.arena.alter(parent, |parent| parent.children.set(first, id));
-        self.count(tree, shape.label, amount);
+        self.count_segment(id);
         self.forest.get_mut(tree).nodes += 1;
-        self.came(id, false);
         id
     }
 
     /// Cuts a node after its first `at` keys. The lower half keeps its id, children, checkpoint
     /// and leases; the new upper half is leased as often. The node is leased by the store that
-    /// cuts it, so neither half has a place in the LRU list. O(len) for the keys' copy.
+    /// cuts it, so neither half has a place in the LRU list. The caller copies the halves whole, so
+    /// each has one part. O(len) for the keys' copy.
     pub(crate) fn split(
         &mut self,
         lower: NodeId,
@@ -105,51 +103,65 @@ impl Trees {
         upper_segment: SegmentId,
         lower_segment: SegmentId,
     ) -> NodeId {
+        self.discount_segment(lower);
         let node = &self.arena[lower];
-        let (tree, parent, label, start) = (node.tree, node.parent, node.label, node.start());
+        let (tree, parent, start) = (node.tree, node.parent, node.start());
         debug_assert!(node.leases > 0, "a node is cut by the store that leases it");
         let first = node.keys[0];
-        let before = segment_amount(node);
         let mut upper = Node::new(tree, parent, start as u32, node.keys[..at].into());
         upper.children.set(node.keys[at], lower);
         upper.segment = upper_segment;
         upper.bytes_per_token = node.bytes_per_token;
         upper.buffers = node.buffers;
-        upper.label = label;
         upper.leases = node.leases;
-        upper.trimmable = node.trimmable;
+        upper.children.set_trimmable(node.keys[at], node.trimmable());
         upper.media = node.media && any_media(&upper.keys);
+        if node.media {
+            self.media.release(&node.keys);
+            self.media.hold(&node.keys[..at]);
+            self.media.hold(&node.keys[at..]);
+        }
         let at = at as u32;
         let (above, below): (Vec<End>, Vec<End>) = node.ends().iter().partition(|end| end.at <= at);
         let below = below.iter().map(|end| End { at: end.at - at, ..*end }).collect();
-        upper.ends = boxed(above);
+        upper.set_ends(above);
+        let (above, below_labels) = cut_labels(node, at);
+        upper.set_labels(above);
 
         let upper = self.arena.add(upper);
         self.arena.alter(parent, |parent| parent.children.set(first, upper));
         self.arena.alter(lower, |node| {
             node.keys = node.keys[at as usize..].into();
             node.media = node.media && any_media(&node.keys);
-            node.ends = boxed(below);
+            node.set_ends(below);
+            node.set_labels(below_labels);
             node.parent = upper;
             node.segment = lower_segment;
+            node.parts = 1;
         });
         self.forest.get_mut(tree).nodes += 1;
-
-        let halves = [upper, lower].map(|half| segment_amount(&self.arena[half]));
-        self.discount(tree, label, before);
-        for half in halves {
-            self.count(tree, label, half);
-        }
-        self.ledger.unlease(before);
-        for half in halves {
-            self.ledger.lease(half);
-        }
-        if !self.checkpointed(lower)
-            && let Some(ranked) = &mut self.ranked
-        {
-            ranked.split(&self.arena, upper, lower);
-        }
+        self.count_segment(upper);
+        self.count_segment(lower);
         upper
+    }
+
+    /// Takes a node and its checkpoint out of leases that are void. O(1).
+    pub(crate) fn unlease(&mut self, id: NodeId) {
+        let node = &mut self.arena[id];
+        if std::mem::take(&mut node.leases) > 0 {
+            let amount = segment_amount(node);
+            self.ledger.unlease(amount);
+        }
+        if let Some(checkpoint) = &mut node.checkpoint
+            && std::mem::take(&mut checkpoint.leases) > 0
+        {
+            self.ledger.unlease(checkpoint_amount(checkpoint));
+        }
+    }
+
+    fn remove_sequence(&mut self, id: NodeId, label: u16) {
+        let account = &mut self.forest.get_mut(self.arena[id].tree).sequences;
+        self.ledger.remove_end(account, label);
     }
 
     /// Takes away a node without children, with its checkpoint. Amortised O(1).
@@ -158,19 +170,53 @@ impl Trees {
         if self.arena[id].checkpoint.is_some() {
             self.remove_checkpoint(id, dropped);
         }
+        let (parent, first) = (self.arena[id].parent, self.arena[id].keys[0]);
+        self.remove_node(id, dropped);
+        self.arena.alter(parent, |parent| parent.children.remove(first));
+    }
+
+    /// Takes away a subtree; its leases, if any, are void. O(nodes).
+    pub(crate) fn remove_subtree(&mut self, top: NodeId, dropped: &mut Dropped) {
+        let (parent, first) = (self.arena[top].parent, self.arena[top].keys[0]);
+        self.announce(top, false);
+        self.remove_nodes(self.postorder(top), dropped);
+        self.arena.alter(parent, |parent| parent.children.remove(first));
+    }
+
+    /// Takes away all nodes of a tree but its root, whose children are gone then; its leases are void.
+    /// O(nodes).
+    pub(crate) fn empty_tree(&mut self, tree: TreeId, dropped: &mut Dropped) {
+        let root = self.forest.get(tree).root;
+        let mut nodes = self.postorder(root);
+        nodes.pop();
+        self.remove_nodes(nodes, dropped);
+        self.arena.alter(root, |root| root.children = Children::None);
+    }
+
+    fn remove_nodes(&mut self, mut nodes: Vec<NodeId>, dropped: &mut Dropped) {
+        // As they lie in memory: in a table's order each is another cache miss, four times the time.
+        nodes.sort_unstable();
+        for id in nodes {
+            let node = &self.arena[id];
+            dropped.units += u64::from(node.checkpoint.is_some() || !self.forest.get(node.tree).checkpointed);
+            self.unlease(id);
+            self.take_checkpoint(id, dropped);
+            self.remove_node(id, dropped);
+        }
+    }
+
+    /// Takes away a node without checkpoint. Its parent still has it as a child.
+    fn remove_node(&mut self, id: NodeId, dropped: &mut Dropped) {
         self.remove_ends(id, |_| true);
         self.unlist(id);
-        if let Some(ranked) = &mut self.ranked {
-            ranked.gone(&self.arena, id);
-        }
+        let amount = self.discount_segment(id);
         let node = self.arena.remove(id);
-        let amount = segment_amount(&node);
-        self.discount(node.tree, node.label, amount);
+        if node.media {
+            self.media.release(&node.keys);
+        }
         self.forest.get_mut(node.tree).nodes -= 1;
-        self.arena.alter(node.parent, |parent| parent.children.remove(node.keys[0]));
         dropped.segments.push(node.segment);
         dropped.amount += amount;
-        self.settle(node.parent);
     }
 
     /// Removes the tree where nothing hangs on its root any more.
@@ -180,34 +226,35 @@ impl Trees {
         }
     }
 
-    /// O(depth) for a trimmable one, else O(1). The unit is not in the LRU list yet.
+    /// O(nodes on the path) for a trimmable one, else O(1). The unit is not in the LRU list yet.
     pub(crate) fn add_checkpoint(&mut self, id: NodeId, checkpoint: Checkpoint) {
         let (tree, label) = (self.arena[id].tree, self.arena[id].label);
         let trimmable = checkpoint.trimmable;
         self.count(tree, label, checkpoint_amount(&checkpoint));
         self.arena.alter(id, |node| node.checkpoint = Some(Box::new(checkpoint)));
-        self.came(id, true);
         if trimmable {
-            self.each_upward(id, |node| node.trimmable += 1);
+            self.announce(id, true);
         }
     }
 
     /// Takes a node's checkpoint away, and the end that it stood for; its KV stays.
     pub(crate) fn remove_checkpoint(&mut self, id: NodeId, dropped: &mut Dropped) {
-        self.unlist(id);
-        if let Some(ranked) = &mut self.ranked {
-            ranked.gone(&self.arena, id);
+        if self.take_checkpoint(id, dropped) {
+            self.announce(id, self.arena[id].trimmable());
         }
-        let Some(checkpoint) = self.arena.alter(id, |node| node.checkpoint.take()) else { return };
+    }
+
+    /// As `remove_checkpoint`, but the nodes above do not get to know. Whether it could be trimmed.
+    fn take_checkpoint(&mut self, id: NodeId, dropped: &mut Dropped) -> bool {
+        let Some(checkpoint) = self.arena.alter(id, |node| node.checkpoint.take()) else { return false };
+        self.unlist(id);
         let amount = checkpoint_amount(&checkpoint);
         let (tree, label, len) = (self.arena[id].tree, self.arena[id].label, self.arena[id].len());
         self.discount(tree, label, amount);
-        if checkpoint.trimmable {
-            self.each_upward(id, |node| node.trimmable -= 1);
-        }
         self.remove_ends(id, |end| end.at as usize == len);
         dropped.checkpoints.push(checkpoint.id);
         dropped.amount += amount;
+        checkpoint.trimmable
     }
 
     /// In a tree with checkpoints: takes away KV that no checkpoint, lease or branch needs.
@@ -235,11 +282,11 @@ impl Trees {
             ends.push(End { at, label });
             None
         });
-        match old {
-            Some(old) => self.ledger.label(old).sequences -= 1,
-            None => self.forest.get_mut(self.arena[id].tree).sequences += 1,
+        if let Some(old) = old {
+            self.remove_sequence(id, old);
         }
-        self.ledger.label(label).sequences += 1;
+        let account = &mut self.forest.get_mut(self.arena[id].tree).sequences;
+        self.ledger.add_end(account, label);
     }
 
     fn remove_ends(&mut self, id: NodeId, gone: impl Fn(&End) -> bool) {
@@ -247,76 +294,34 @@ impl Trees {
             return;
         }
         let (removed, kept): (Vec<End>, Vec<End>) = self.arena[id].ends().iter().partition(|end| gone(end));
-        self.arena.alter(id, |node| node.ends = boxed(kept));
-        self.forest.get_mut(self.arena[id].tree).sequences -= removed.len() as u64;
+        self.arena.alter(id, |node| node.set_ends(kept));
         for end in removed {
-            self.ledger.label(end.label).sequences -= 1;
+            self.remove_sequence(id, end.label);
         }
     }
 
-    fn each_upward(&mut self, id: NodeId, change: impl Fn(&mut Node)) {
-        let mut at = id;
-        while !self.arena[at].is_root() {
-            change(&mut self.arena[at]);
-            at = self.arena[at].parent;
+    /// Lets the nodes above know whether a trimmable checkpoint is at or below this one. Where one
+    /// learns nothing new, those above it do not either.
+    fn announce(&mut self, mut id: NodeId, mut trimmable: bool) {
+        while !self.arena[id].is_root() {
+            let (key, parent) = (self.arena[id].keys[0], self.arena[id].parent);
+            let before = self.arena[parent].trimmable();
+            self.arena.alter(parent, |parent| parent.children.set_trimmable(key, trimmable));
+            (id, trimmable) = (parent, self.arena[parent].trimmable());
+            if trimmable == before {
+                return;
+            }
         }
     }
 
     /// Puts a unit at the recent end of the LRU order.
     pub(crate) fn list(&mut self, id: NodeId, stamp: u64) {
         self.lru.push(&mut self.arena, id, stamp);
-        let ready = self.ranked.is_some() && self.can_go(id);
-        if let Some(ranked) = &mut self.ranked {
-            ranked.refresh(&self.arena, id, ready);
-        }
     }
 
     /// Takes a unit out of the LRU order.
     pub(crate) fn unlist(&mut self, id: NodeId) {
         self.lru.remove(&mut self.arena, id);
-        if let Some(ranked) = &mut self.ranked {
-            ranked.settle(id, false);
-        }
-    }
-
-    /// Whether the unit can be evicted by itself now.
-    pub(crate) fn can_go(&self, id: NodeId) -> bool {
-        let node = &self.arena[id];
-        node.links.listed && (node.children.is_empty() || self.checkpointed(id))
-    }
-
-    /// A unit came to be: a segment, or in a tree with checkpoints a checkpoint.
-    fn came(&mut self, id: NodeId, checkpoint: bool) {
-        if self.ranked.is_some()
-            && self.checkpointed(id) == checkpoint
-            && let Some(ranked) = &mut self.ranked
-        {
-            ranked.added(&self.arena, id);
-        }
-    }
-
-    /// A node may have lost its last child. One that wins a child is leased, or touched afterwards.
-    fn settle(&mut self, id: NodeId) {
-        if self.ranked.is_some() && !self.arena[id].is_root() {
-            let ready = self.can_go(id);
-            if let Some(ranked) = &mut self.ranked {
-                ranked.settle(id, ready);
-            }
-        }
-    }
-
-    /// A lookup was served by this unit; without checkpoints by it and those above it.
-    pub(crate) fn hit(&mut self, id: NodeId) {
-        let units = if self.checkpointed(id) { 1 } else { usize::MAX };
-        let Some(ranked) = &mut self.ranked else { return };
-        for at in upward(&self.arena, id).take(units) {
-            ranked.hit(&self.arena, at);
-        }
-    }
-
-    /// The unit that goes next.
-    pub(crate) fn next(&self) -> Option<NodeId> {
-        self.ranked.as_ref().map_or_else(|| self.lru.oldest(), Ranked::next)
     }
 
     /// Moves the path's units to the recent end of the LRU order, leaf first, so that an ancestor
@@ -343,7 +348,7 @@ impl Trees {
         let mut order = vec![top];
         let mut next = 0;
         while let Some(&id) = order.get(next) {
-            order.extend(self.arena[id].children.iter().map(|(_, child)| child));
+            order.extend(self.arena[id].children.iter().map(|(_, child)| child.id));
             next += 1;
         }
         order.reverse();
@@ -356,8 +361,17 @@ impl Trees {
     }
 }
 
-// Most nodes have no end and keep no vector for it.
-#[allow(clippy::box_collection)]
-fn boxed(ends: Vec<End>) -> Option<Box<Vec<End>>> {
-    (!ends.is_empty()).then(|| Box::new(ends))
+/// The labels of a node's first `at` tokens, and of the others.
+fn cut_labels(node: &Node, at: u32) -> (Vec<Run>, Vec<Run>) {
+    let (mut above, mut below) = (Vec::new(), Vec::new());
+    let mut start = 0;
+    for run in node.labels() {
+        let first = run.tokens.min(at.saturating_sub(start));
+        let halves = [(&mut above, first), (&mut below, run.tokens - first)];
+        for (runs, tokens) in halves.into_iter().filter(|half| half.1 > 0) {
+            runs.push(Run { tokens, ..run });
+        }
+        start += run.tokens;
+    }
+    (above, below)
 }

@@ -7,5 +7,7 @@
 pub(crate) mod arena;
 pub(crate) mod children;
 pub(crate) mod edit;
+pub(crate) mod join;
 pub(crate) mod node;
+pub(crate) mod slab;
 pub(crate) mod walk;

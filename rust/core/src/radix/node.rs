@@ -12,6 +12,8 @@ pub(crate) struct Checkpoint {
     /// No window had rotated: it serves every shorter length too, by trimming.
     pub(crate) trimmable: bool,
     pub(crate) leases: u32,
+    /// When a store last said that its prompt ends here, counted; 0 for never.
+    pub(crate) prompt: u64,
 }
 
 /// Where a store ended inside a node, and under which label.
@@ -20,6 +22,23 @@ pub(crate) struct End {
     /// Tokens of the node up to the end, 1..=len.
     pub(crate) at: u32,
     pub(crate) label: u16,
+}
+
+/// Consecutive tokens of a node that stores under one label brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub(crate) tokens: u32,
+    pub(crate) label: u16,
+}
+
+impl Run {
+    /// Adds a run at the end, to the last one where that has the same label.
+    pub(crate) fn append(runs: &mut Vec<Self>, run: Self) {
+        match runs.last_mut().filter(|last| last.label == run.label) {
+            Some(last) => last.tokens += run.tokens,
+            None => runs.push(run),
+        }
+    }
 }
 
 /// Neighbours in the LRU list, and when the unit was last used.
@@ -56,10 +75,13 @@ pub(crate) struct Node {
     pub(crate) buffers: u32,
     /// Leases whose path goes through or ends at this node.
     pub(crate) leases: u32,
-    /// Trimmable checkpoints at or below this node.
-    pub(crate) trimmable: u32,
-    /// The label of the store that brought this node's segment.
+    /// The label of the store that brought the last token of this node's segment.
     pub(crate) label: u16,
+    // Boxed as `ends` are: few nodes are joined of stores under several labels.
+    #[allow(clippy::box_collection)]
+    runs: Option<Box<Vec<Run>>>,
+    /// How often `buffers` arrays make up the segment: once, unless nodes were joined.
+    pub(crate) parts: u32,
     /// Some key carries the media bit.
     pub(crate) media: bool,
 }
@@ -79,8 +101,9 @@ impl Node {
             tree,
             buffers: 0,
             leases: 0,
-            trimmable: 0,
             label: 0,
+            runs: None,
+            parts: 1,
             media: false,
         }
     }
@@ -97,6 +120,11 @@ impl Node {
         self.parent.is_none()
     }
 
+    /// Whether a checkpoint at or below this node can be trimmed. O(1).
+    pub(crate) fn trimmable(&self) -> bool {
+        self.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.trimmable) || self.children.trimmable()
+    }
+
     pub(crate) fn nbytes(&self) -> u64 {
         self.bytes_per_token * self.keys.len() as u64
     }
@@ -105,11 +133,32 @@ impl Node {
         self.ends.as_deref().map_or(&[], Vec::as_slice)
     }
 
+    pub(crate) fn set_ends(&mut self, ends: Vec<End>) {
+        self.ends = (!ends.is_empty()).then(|| Box::new(ends));
+    }
+
+    /// The labels under which the tokens came, in order.
+    pub(crate) fn labels(&self) -> impl Iterator<Item = Run> + '_ {
+        let runs = self.runs.as_deref().map_or(&[][..], Vec::as_slice);
+        let one = runs.is_empty().then_some(Run { tokens: self.keys.len() as u32, label: self.label });
+        one.into_iter().chain(runs.iter().copied())
+    }
+
+    pub(crate) fn set_labels(&mut self, runs: Vec<Run>) {
+        self.label = runs.last().map_or(0, |last| last.label);
+        self.runs = (runs.len() > 1).then(|| Box::new(runs));
+    }
+
     /// Bytes on the heap, the node's own slot aside. O(1).
     pub(crate) fn heap_bytes(&self) -> usize {
         size_of_val(&*self.keys)
             + self.children.heap_bytes()
             + self.checkpoint.as_ref().map_or(0, |_| size_of::<Checkpoint>())
-            + self.ends.as_ref().map_or(0, |ends| size_of::<Vec<End>>() + ends.capacity() * size_of::<End>())
+            + boxed_bytes(self.ends.as_deref())
+            + boxed_bytes(self.runs.as_deref())
     }
+}
+
+fn boxed_bytes<T>(boxed: Option<&Vec<T>>) -> usize {
+    boxed.map_or(0, |entries| size_of::<Vec<T>>() + entries.capacity() * size_of::<T>())
 }

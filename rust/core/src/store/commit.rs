@@ -15,25 +15,27 @@ impl PrefixIndex {
     /// # Errors
     /// [`Error::UnknownPlan`].
     pub fn commit(&mut self, plan: PlanId, stamp: u64) -> Result<Committed, Error> {
-        let pending = self.plans.remove(&plan).ok_or(Error::UnknownPlan)?;
+        let pending = self.plans.remove(plan).ok_or(Error::UnknownPlan)?;
         let stamp = self.tick(stamp);
         self.trees.ledger.unreserve(pending.reserved);
         let mut dropped = Dropped::default();
         let Some(place) = self.still_there(&pending) else {
-            self.unprotect(pending.draft.lease, &mut dropped);
-            return Ok(Committed { stale: true, dropped });
+            self.let_go(&pending.draft, &mut dropped);
+            return Ok(Committed { stale: true, dropped, joined: Vec::new() });
         };
         let last = self.attach(&pending, place, &mut dropped);
         // First the release, then the touch: what was stored is more recent than the other half of
         // a split, which the lease covers too.
-        self.unprotect(pending.draft.lease, &mut dropped);
+        self.let_go(&pending.draft, &mut dropped);
         if pending.draft.checkpoint.is_some() {
             self.trees.touch_checkpoint(last, stamp);
+            self.mark_prompt(last, pending.draft.prompt);
             self.retain_checkpoints(last, &mut dropped);
         } else {
             self.trees.touch_path(last, stamp);
         }
-        Ok(Committed { stale: false, dropped })
+        let joined = self.trees.join_path(last, self.segment_tokens, &mut self.ids);
+        Ok(Committed { stale: false, dropped, joined })
     }
 
     /// Gives a draft or a plan up. What comes back is KV that nothing but its lease kept.
@@ -41,18 +43,19 @@ impl PrefixIndex {
     /// # Errors
     /// [`Error::UnknownPlan`].
     pub fn abort(&mut self, plan: PlanId) -> Result<Dropped, Error> {
-        let lease = if let Some(pending) = self.plans.remove(&plan) {
+        let draft = if let Some(pending) = self.plans.remove(plan) {
             self.trees.ledger.unreserve(pending.reserved);
-            pending.draft.lease
+            pending.draft
         } else {
-            self.drafts.remove(&plan).ok_or(Error::UnknownPlan)?.lease
+            self.drafts.remove(plan).ok_or(Error::UnknownPlan)?
         };
         let mut dropped = Dropped::default();
-        self.unprotect(lease, &mut dropped);
+        self.let_go(&draft, &mut dropped);
         Ok(dropped)
     }
 
-    /// Where the planned tokens go, if the tree around the divergence is what it was.
+    /// Where the planned tokens go, if the tree around the divergence is what it was. A node that was to
+    /// be cut and has been joined with another has a new segment.
     fn still_there(&mut self, pending: &Pending) -> Option<NodeId> {
         let plan = &pending.plan;
         let Self { trees, .. } = self;
@@ -95,7 +98,7 @@ impl PrefixIndex {
         }
         if let (Some(id), Some(spec)) = (plan.checkpoint, pending.draft.checkpoint) {
             let CheckpointSpec { nbytes, buffers, trimmable } = spec;
-            let checkpoint = Checkpoint { id, nbytes, buffers, trimmable, leases: 0 };
+            let checkpoint = Checkpoint { id, nbytes, buffers, trimmable, leases: 0, prompt: 0 };
             trees.add_checkpoint(last, checkpoint);
         }
         let len = trees.arena[last].len();

@@ -8,9 +8,10 @@ use crate::keys::{Query, check_tokens};
 use crate::lease::Lease;
 use crate::media::Cuts;
 use crate::radix::edit::SegmentShape;
+use crate::radix::join::Joined;
 use crate::radix::walk::{Walk, upward, walk};
 use crate::store::{
-    CheckpointSpec, Drafted, NewSegment, Outcome, Pending, Plan, Planned, Split, StoreRequest,
+    CheckpointSpec, Drafted, HeapBytes, NewSegment, Outcome, Pending, Plan, Planned, Split, StoreRequest,
 };
 
 /// A store from its draft to its end.
@@ -20,9 +21,10 @@ pub(crate) struct Draft {
     pub(super) layout: LayoutId,
     /// The key, as long as the KV.
     pub(crate) keys: Box<[u32]>,
-    pub(super) cuts: Cuts,
+    pub(crate) cuts: Cuts,
     pub(super) shape: SegmentShape,
     pub(super) checkpoint: Option<CheckpointSpec>,
+    pub(super) prompt: Option<usize>,
     pub(super) lease: Option<LeaseId>,
     tree: Option<TreeId>,
     pub(super) place: Place,
@@ -44,8 +46,10 @@ impl Draft {
     pub(crate) fn layout(&self) -> LayoutId {
         self.layout
     }
+}
 
-    pub(crate) fn heap_bytes(&self) -> usize {
+impl HeapBytes for Draft {
+    fn heap_bytes(&self) -> usize {
         self.namespace.len() + size_of_val(&*self.keys) + self.cuts.heap_bytes()
     }
 }
@@ -59,7 +63,7 @@ impl PrefixIndex {
         let mut dropped = Dropped::default();
         let drafted = match self.draft(request, stamp)? {
             Outcome::Open(drafted) => drafted,
-            Outcome::Already => return Ok((Planned::Already, dropped)),
+            Outcome::Already(joined) => return Ok((Planned::Already(joined), dropped)),
             Outcome::InsideMedia => return Ok((Planned::InsideMedia, dropped)),
         };
         let Drafted { id, length, length_anew, .. } = drafted;
@@ -67,7 +71,7 @@ impl PrefixIndex {
             return Ok((Planned::TooLarge, self.abort(id)?));
         }
         let anew = length_anew > length;
-        let mut draft = self.drafts.remove(&id).ok_or(Error::UnknownPlan)?;
+        let mut draft = self.drafts.remove(id).ok_or(Error::UnknownPlan)?;
         let place = if anew { self.fitting_anew(&draft) } else { None }.unwrap_or(draft.place);
         dropped.extend(self.move_to(&mut draft, Place { length: length.max(length_anew), ..place }));
         let cost = self.cost(draft.shape, draft.checkpoint, &draft.place);
@@ -94,8 +98,10 @@ impl PrefixIndex {
             let root = self.trees.forest.get(tree).root;
             let walked = walk(&self.trees.arena, root, &request.query)?;
             let stamp = self.tick(stamp);
-            if walked.matched >= length && self.held(request, &walked, length, stamp) {
-                return Ok(Outcome::Already);
+            if walked.matched >= length
+                && let Some(joined) = self.held(request, &walked, length, stamp)
+            {
+                return Ok(Outcome::Already(joined));
             }
             let inside = walked.inside(&self.trees.arena);
             let cut = (inside < self.trees.arena[walked.node].len()).then_some(inside);
@@ -118,6 +124,7 @@ impl PrefixIndex {
                 label: request.label,
             },
             checkpoint: request.checkpoint,
+            prompt: request.prompt,
             lease: None,
             tree,
             place,
@@ -130,18 +137,21 @@ impl PrefixIndex {
             length: self.fitting(&draft, &place, self.room()).unwrap_or_default(),
             length_anew: self.fitting_anew(&draft).map_or(0, |place| place.length),
         };
+        if !draft.cuts.is_empty() {
+            self.trees.media.hold(&draft.keys);
+        }
         self.drafts.insert(id, draft);
         Ok(Outcome::Open(drafted))
     }
 
-    /// Whether all of the key is held; if so, refreshes it and notes the end.
+    /// If all of the key is held, refreshes it, notes the end and joins what can be joined.
     pub(super) fn held(
         &mut self,
         request: &StoreRequest<'_>,
         walked: &Walk,
         length: usize,
         stamp: u64,
-    ) -> bool {
+    ) -> Option<Vec<Joined>> {
         let mut node = walked.node;
         while self.trees.arena[node].start() >= length {
             node = self.trees.arena[node].parent;
@@ -149,15 +159,16 @@ impl PrefixIndex {
         if request.checkpoint.is_some() {
             let at = &self.trees.arena[node];
             if at.end as usize != length || at.checkpoint.is_none() {
-                return false;
+                return None;
             }
             self.trees.touch_checkpoint(node, stamp);
+            self.mark_prompt(node, request.prompt);
         } else {
             self.trees.touch_path(node, stamp);
         }
         let at = length - self.trees.arena[node].start();
         self.trees.add_end(node, at, request.label);
-        true
+        Some(self.trees.join_path(node, self.segment_tokens, &mut self.ids))
     }
 
     /// Settles how many tokens are to be held, at most what the draft said; with `anew`, by giving
@@ -176,7 +187,7 @@ impl PrefixIndex {
             None => place.from < length && length <= place.length && draft.cuts.back(length) == length,
         };
         let place = place.filter(may_be).ok_or(Error::UnknownPlan)?;
-        let mut draft = self.drafts.remove(&id).ok_or(Error::UnknownPlan)?;
+        let mut draft = self.drafts.remove(id).ok_or(Error::UnknownPlan)?;
         let dropped = self.move_to(&mut draft, Place { length, ..place });
         let cost = self.cost(draft.shape, draft.checkpoint, &draft.place);
         self.drafts.insert(id, draft);
@@ -185,7 +196,7 @@ impl PrefixIndex {
 
     /// The draft, if its lease holds and the tree around its place is what it was.
     fn standing(&self, id: PlanId) -> Option<&Draft> {
-        let draft = self.drafts.get(&id)?;
+        let draft = self.drafts.get(id)?;
         if draft.lease.is_some_and(|lease| !self.leases.is_live(lease)) {
             return None;
         }
@@ -216,7 +227,7 @@ impl PrefixIndex {
             self.unprotect(lease, &mut dropped);
             if let Some(node) = self.trees.arena.get(old.node) {
                 let tree = node.tree;
-                self.evict_subtree(old.node, &mut dropped);
+                self.trees.remove_subtree(old.node, &mut dropped);
                 self.trees.remove_if_empty(tree);
             }
         }
@@ -234,7 +245,7 @@ impl PrefixIndex {
         if self.over(cost.nbytes, cost.buffers) != Need::default() {
             return Err(Error::UnknownPlan);
         }
-        let draft = self.drafts.remove(&id).ok_or(Error::UnknownPlan)?;
+        let draft = self.drafts.remove(id).ok_or(Error::UnknownPlan)?;
         Ok(self.reserve(id, draft))
     }
 
@@ -252,7 +263,7 @@ impl PrefixIndex {
         let mut segments = Vec::new();
         let mut start = from;
         while start < length {
-            let end = length.min(start + self.segment_tokens);
+            let end = length.min((start / self.segment_tokens + 1) * self.segment_tokens);
             segments.push(NewSegment { id: SegmentId(self.ids.next()), start, end });
             start = end;
         }
@@ -278,6 +289,14 @@ impl PrefixIndex {
         let id = LeaseId(self.ids.next());
         self.leases.acquire(&mut self.trees, id, Lease { tree, node: place.node, checkpoint });
         Some(id)
+    }
+
+    /// Ends a draft's hold on the tree.
+    pub(super) fn let_go(&mut self, draft: &Draft, dropped: &mut Dropped) {
+        if !draft.cuts.is_empty() {
+            self.trees.media.release(&draft.keys);
+        }
+        self.unprotect(draft.lease, dropped);
     }
 
     pub(super) fn unprotect(&mut self, lease: Option<LeaseId>, dropped: &mut Dropped) {

@@ -3,7 +3,7 @@
 use crate::evict::Room;
 use crate::index::PrefixIndex;
 use crate::ledger::Amount;
-use crate::radix::edit::SegmentShape;
+use crate::radix::edit::{SegmentShape, segment_amount};
 use crate::store::CheckpointSpec;
 use crate::store::Draft;
 use crate::store::draft::Place;
@@ -18,7 +18,9 @@ impl PrefixIndex {
         place: &Place,
     ) -> Amount {
         let tokens = place.length.saturating_sub(place.from) as u64;
-        let segments = tokens.div_ceil(self.segment_tokens as u64);
+        // Nodes end at multiples of the grain.
+        let grain = self.segment_tokens;
+        let segments = if tokens > 0 { place.length.div_ceil(grain) - place.from / grain } else { 0 } as u64;
         let mut cost = Amount {
             // What no limit allows may overflow, and stays more than any limit.
             nbytes: tokens.saturating_mul(shape.bytes_per_token),
@@ -54,9 +56,11 @@ impl PrefixIndex {
         let nbytes = room.nbytes.checked_sub(fixed.nbytes)?;
         let buffers = room.buffers.checked_sub(fixed.buffers)?;
         let by_bytes = nbytes.checked_div(draft.shape.bytes_per_token).unwrap_or(u64::MAX);
-        let by_buffers = buffers
-            .checked_div(u64::from(draft.shape.buffers))
-            .map_or(u64::MAX, |segments| segments.saturating_mul(self.segment_tokens as u64));
+        let grain = self.segment_tokens as u64;
+        let by_buffers = buffers.checked_div(u64::from(draft.shape.buffers)).map_or(u64::MAX, |segments| {
+            let ends = (place.from as u64 / grain).saturating_add(segments);
+            ends.saturating_mul(grain).saturating_sub(place.from as u64)
+        });
         let more = by_bytes.min(by_buffers).min((place.length - place.from) as u64) as usize;
         let length = draft.cuts.back(place.from + more);
         (length > place.from).then_some(length)
@@ -71,8 +75,9 @@ impl PrefixIndex {
             return None;
         }
         let mut room = self.room();
-        room.nbytes += node.nbytes();
-        room.buffers += u64::from(node.buffers);
+        let amount = segment_amount(node);
+        room.nbytes += amount.nbytes;
+        room.buffers += amount.buffers;
         let place = Place { from: node.start(), node: node.parent, cut: None, length: draft.keys.len() };
         let length = self.fitting(draft, &place, room)?;
         // Without a checkpoint to add, tokens beyond those that are held are all there is to gain.

@@ -42,6 +42,7 @@ impl PrefixIndex {
             segment_buffers: 1,
             checkpoint: None,
             label: 0,
+            prompt: None,
         };
         if let Some(inserted) = self.append(&request, stamp)? {
             return Ok(inserted);
@@ -49,7 +50,7 @@ impl PrefixIndex {
         let (planned, evicted) = self.plan(&request, stamp)?;
         let plan = match planned {
             Planned::Ready(plan) => plan,
-            Planned::Already | Planned::TooLarge | Planned::InsideMedia => {
+            Planned::Already(_) | Planned::TooLarge | Planned::InsideMedia => {
                 let length = self.match_prefix(namespace, query, query.len(), None)?.length;
                 return Ok(Inserted { length, new_tokens: 0, evicted });
             }
@@ -110,11 +111,16 @@ impl PrefixIndex {
         let tree = trees.forest.find_or_add(&mut trees.arena, request.namespace, request.layout, false);
         let mut last = if place.from == 0 { trees.forest.get(tree).root } else { place.node };
         let media = !query.cuts.is_empty();
-        for keys in query.keys[place.from..length].chunks(self.segment_tokens) {
-            last = trees.add_leaf(last, keys.into(), SegmentId(self.ids.next()), shape, media);
+        let mut start = place.from;
+        while start < length {
+            let end = length.min((start / self.segment_tokens + 1) * self.segment_tokens);
+            let keys = query.keys[start..end].into();
+            last = trees.add_leaf(last, keys, SegmentId(self.ids.next()), shape, media);
+            start = end;
         }
         trees.add_end(last, trees.arena[last].len(), shape.label);
         trees.touch_path(last, stamp);
+        trees.join_path(last, self.segment_tokens, &mut self.ids);
         Ok(Some(Inserted { length, new_tokens: length - place.from, evicted }))
     }
 }

@@ -11,10 +11,15 @@ mod draft;
 mod fit;
 mod insert;
 
+use hashbrown::HashMap;
+
 use crate::evict::Dropped;
 use crate::ids::{CheckpointId, LayoutId, PlanId, SegmentId};
 use crate::keys::Query;
 use crate::ledger::Amount;
+use crate::radix::children::shrink;
+use crate::radix::join::Joined;
+use crate::work::look;
 
 pub(crate) use draft::Draft;
 pub use insert::Inserted;
@@ -47,6 +52,9 @@ pub struct StoreRequest<'a> {
     pub checkpoint: Option<CheckpointSpec>,
     /// Counted by label in the statistics.
     pub label: u16,
+    /// Where the prompt ends and the answer begins, if the caller knows: the checkpoint there is kept
+    /// as long as the newest.
+    pub prompt: Option<usize>,
 }
 
 /// A segment to be copied.
@@ -95,8 +103,8 @@ pub struct Plan {
 pub enum Planned {
     /// Copy, then commit.
     Ready(Plan),
-    /// All of it is held; it is the most recently used now.
-    Already,
+    /// All of it is held; it is the most recently used now. What was joined on its path.
+    Already(Vec<Joined>),
     /// It does not fit beside what is protected; nothing was evicted.
     TooLarge,
     /// The key is empty, or ends inside a media span where nothing before it can be kept.
@@ -110,6 +118,8 @@ pub struct Committed {
     pub stale: bool,
     /// What a split and the checkpoints' retention replaced. No eviction.
     pub dropped: Dropped,
+    /// Segments, old or of this store, that are one now.
+    pub joined: Vec<Joined>,
 }
 
 /// A store whose place is found and protected.
@@ -127,12 +137,12 @@ pub struct Drafted {
 }
 
 /// The outcome of drafting.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Settle, promise, copy, commit.
     Open(Drafted),
-    /// All of it is held; it is the most recently used now.
-    Already,
+    /// All of it is held; it is the most recently used now. What was joined on its path.
+    Already(Vec<Joined>),
     /// The key is empty, or ends inside a media span where nothing before it can be kept.
     InsideMedia,
 }
@@ -145,9 +155,53 @@ pub(crate) struct Pending {
     plan: Plan,
 }
 
-impl Pending {
-    /// Bytes on the heap, the entry itself aside.
-    pub(crate) fn heap_bytes(&self) -> usize {
+/// What takes bytes on the heap, the entry itself aside.
+pub(crate) trait HeapBytes {
+    fn heap_bytes(&self) -> usize;
+}
+
+impl HeapBytes for Pending {
+    fn heap_bytes(&self) -> usize {
         self.draft.heap_bytes() + self.plan.segments.capacity() * size_of::<NewSegment>()
+    }
+}
+
+/// Drafts or plans by id, their bytes counted.
+#[derive(Debug)]
+pub(crate) struct UnderWay<T> {
+    by_id: HashMap<PlanId, T>,
+    heap_bytes: usize,
+}
+
+impl<T> Default for UnderWay<T> {
+    fn default() -> Self {
+        Self { by_id: HashMap::new(), heap_bytes: 0 }
+    }
+}
+
+impl<T: HeapBytes> UnderWay<T> {
+    fn get(&self, id: PlanId) -> Option<&T> {
+        self.by_id.get(&id)
+    }
+
+    fn insert(&mut self, id: PlanId, entry: T) {
+        self.heap_bytes += entry.heap_bytes();
+        self.by_id.insert(id, entry);
+    }
+
+    fn remove(&mut self, id: PlanId) -> Option<T> {
+        let entry = self.by_id.remove(&id)?;
+        self.heap_bytes -= entry.heap_bytes();
+        shrink(&mut self.by_id);
+        Some(entry)
+    }
+
+    pub(crate) fn values(&self) -> impl Iterator<Item = &T> {
+        self.by_id.values().inspect(|_| look())
+    }
+
+    /// Bytes on the heap. O(1).
+    pub(crate) fn bytes(&self) -> usize {
+        self.by_id.allocation_size() + self.heap_bytes
     }
 }

@@ -54,6 +54,8 @@ pub(crate) struct Driver<I> {
     open: Vec<Open>,
     ended: Vec<Plan>,
     leases: Vec<LeaseId>,
+    /// Room that was taken beside stores.
+    transient: Vec<(u64, u64)>,
     released: Vec<LeaseId>,
     /// What `insert` stored is not among them: it gives out no ids.
     segments: HashMap<SegmentId, Arrays>,
@@ -95,6 +97,7 @@ impl<I: Index> Driver<I> {
             open: Vec::new(),
             ended: Vec::new(),
             leases: Vec::new(),
+            transient: Vec::new(),
             released: Vec::new(),
             segments: HashMap::new(),
             checkpoints: HashMap::new(),
@@ -184,6 +187,9 @@ impl<I: Index> Driver<I> {
                 same("make_room", &found.is_some(), &gone.is_some())?;
                 self.dropped("make_room", found.unwrap_or_default(), gone.unwrap_or_default())?;
             }
+            Operation::Compact { which, segment, parts } => self.compact(*which, *segment, *parts)?,
+            Operation::ReserveBytes { nbytes, buffers } => self.reserve_bytes(*nbytes, *buffers)?,
+            Operation::UnreserveBytes(which) => self.unreserve_bytes(*which),
             Operation::Drop(namespace) => {
                 let gone = self.oracle.drop_namespace(namespace);
                 let found = self.index.drop_namespace(namespace);
@@ -205,7 +211,13 @@ impl<I: Index> Driver<I> {
         let Some(before) = self.latest(*after) else { return store.clone() };
         let spec = CheckpointSpec { nbytes: 2, buffers: 1, trimmable: true };
         let checkpoint = before.checkpoint.map(|_| store.checkpoint.unwrap_or(spec));
-        Store { prompt: before.prompt.then(&store.prompt), checkpoint, label: store.label, ..before.clone() }
+        Store {
+            prompt: before.prompt.then(&store.prompt),
+            checkpoint,
+            label: store.label,
+            prompt_length: store.prompt_length,
+            ..before.clone()
+        }
     }
 
     fn asked(&self, asked: &Asked) -> (String, Prompt) {
@@ -239,6 +251,7 @@ impl<I: Index> Driver<I> {
         let found = valid("insert", self.index.insert(BARE, prompt, each, self.clock))?;
         let figures = Inserted { evicted: Dropped::default(), ..found };
         same("insert", &figures, &expected)?;
+        self.joined(&[])?;
         self.dropped("insert's eviction", found.evicted, gone)
     }
 

@@ -28,6 +28,7 @@ pub(crate) fn span(namespace: &str, prompt: &Prompt) -> Store {
         buffers: 1,
         checkpoint: None,
         label: 0,
+        prompt_length: None,
     }
 }
 
@@ -91,7 +92,7 @@ impl Engine {
                 assert!(self.commit(&plan).0, "nothing came between");
                 plan.length
             }
-            Planned::Already => store.prompt.len(),
+            Planned::Already(_) => store.prompt.len(),
             Planned::TooLarge | Planned::InsideMedia => 0,
         };
         (length, evicted)

@@ -48,8 +48,13 @@ faults! {
     StoresACheckpointOneOff,
     ForgetsThatACheckpointCanBeTrimmed,
     KeepsAllCheckpoints,
+    ForgetsWhereThePromptEnds,
     ExceedsTheLimit,
     KeepsWhatAnAbortReserved,
+    KeepsRoomThatWasGivenBack,
+    ForgetsWhatWasJoined,
+    JoinsInAnotherOrder,
+    CompactsOnePartLess,
     CommitsWhatIsStale,
     CountsUnderOneLabel,
     CountsAUnitTooFew,
@@ -130,6 +135,7 @@ impl Index for Faulty {
         match (self.fault, store.checkpoint.as_mut()) {
             (F::ForgetsThatACheckpointCanBeTrimmed, Some(checkpoint)) => checkpoint.trimmable = false,
             (F::CountsUnderOneLabel, _) => store.label = 0,
+            (F::ForgetsWhereThePromptEnds, _) => store.prompt_length = None,
             _ => {}
         }
         let (mut planned, evicted) = Index::plan(&mut self.inner, &store, stamp)?;
@@ -180,8 +186,11 @@ impl Index for Faulty {
         if self.fault == F::CommitsWhatIsStale {
             committed.stale = false;
         }
-        if self.fault == F::ForgetsWhatASplitReplaced {
-            committed.dropped.segments.clear();
+        match self.fault {
+            F::ForgetsWhatASplitReplaced => committed.dropped.segments.clear(),
+            F::ForgetsWhatWasJoined => committed.joined.clear(),
+            F::JoinsInAnotherOrder => committed.joined.iter_mut().for_each(|one| one.replaced.reverse()),
+            _ => {}
         }
         Ok(committed)
     }
@@ -267,6 +276,21 @@ impl Index for Faulty {
 
     fn make_room(&mut self, nbytes: u64, buffers: u64) -> Option<Dropped> {
         self.inner.make_room(nbytes, buffers)
+    }
+
+    fn compacted(&mut self, lease: LeaseId, segment: SegmentId, parts: u32) -> bool {
+        let parts = if self.fault == F::CompactsOnePartLess { parts + 1 } else { parts };
+        self.inner.compacted(lease, segment, parts)
+    }
+
+    fn reserve_bytes(&mut self, nbytes: u64, buffers: u64) -> bool {
+        self.inner.reserve_bytes(nbytes, buffers)
+    }
+
+    fn unreserve_bytes(&mut self, nbytes: u64, buffers: u64) {
+        if self.fault != F::KeepsRoomThatWasGivenBack {
+            self.inner.unreserve_bytes(nbytes, buffers);
+        }
     }
 
     fn drop_namespace(&mut self, namespace: &str) -> Dropped {

@@ -2,8 +2,8 @@
 
 use kvcache_core::{
     Broken, CheckpointSpec, Committed, Dropped, Error, Inserted, LabelAmount, LayoutId, LeaseId, Match,
-    MediaKeys, Need, Outcome, Plan, PlanId, Planned, PrefixIndex, Query, Scope, Span, Stats, StoreRequest,
-    Taken, TreeStats,
+    MediaKeys, Need, Outcome, Plan, PlanId, Planned, PrefixIndex, Query, Scope, SegmentId, Span, Stats,
+    StoreRequest, Taken, TreeStats,
 };
 
 use super::prompt::Prompt;
@@ -18,6 +18,7 @@ pub(crate) struct Store {
     pub(crate) buffers: u32,
     pub(crate) checkpoint: Option<CheckpointSpec>,
     pub(crate) label: u16,
+    pub(crate) prompt_length: Option<usize>,
 }
 
 impl Store {
@@ -30,6 +31,7 @@ impl Store {
             segment_buffers: self.buffers,
             checkpoint: self.checkpoint,
             label: self.label,
+            prompt: self.prompt_length,
         }
     }
 }
@@ -63,6 +65,9 @@ pub(crate) trait Index {
     fn count_units(&self, need: Need) -> u64;
     fn count_idle(&self, stamp: u64) -> u64;
     fn make_room(&mut self, nbytes: u64, buffers: u64) -> Option<Dropped>;
+    fn compacted(&mut self, lease: LeaseId, segment: SegmentId, parts: u32) -> bool;
+    fn reserve_bytes(&mut self, nbytes: u64, buffers: u64) -> bool;
+    fn unreserve_bytes(&mut self, nbytes: u64, buffers: u64);
     fn drop_namespace(&mut self, namespace: &str) -> Dropped;
     fn clear(&mut self) -> Dropped;
     fn stats(&self) -> Stats;
@@ -167,6 +172,18 @@ impl Index for PrefixIndex {
 
     fn make_room(&mut self, nbytes: u64, buffers: u64) -> Option<Dropped> {
         self.make_room(nbytes, buffers)
+    }
+
+    fn compacted(&mut self, lease: LeaseId, segment: SegmentId, parts: u32) -> bool {
+        self.compacted(lease, segment, parts)
+    }
+
+    fn reserve_bytes(&mut self, nbytes: u64, buffers: u64) -> bool {
+        self.reserve_bytes(nbytes, buffers)
+    }
+
+    fn unreserve_bytes(&mut self, nbytes: u64, buffers: u64) {
+        self.unreserve_bytes(nbytes, buffers);
     }
 
     fn drop_namespace(&mut self, namespace: &str) -> Dropped {

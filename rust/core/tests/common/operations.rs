@@ -3,7 +3,7 @@
 //! Few tokens, short segments and tight limits, so that prompts share prefixes, split nodes and
 //! run out of room all the time.
 
-use kvcache_core::{CheckpointSpec, Limits, Need, Policy};
+use kvcache_core::{CheckpointSpec, Limits, Need};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -81,6 +81,17 @@ pub(crate) enum Operation {
         nbytes: u64,
         buffers: u64,
     },
+    /// A segment on a lease's path was rewritten, or one that is not.
+    Compact {
+        which: usize,
+        segment: usize,
+        parts: u32,
+    },
+    ReserveBytes {
+        nbytes: u64,
+        buffers: u64,
+    },
+    UnreserveBytes(usize),
     Drop(String),
     Clear,
     /// A token outside the ids, in a lookup and in a store.
@@ -159,8 +170,9 @@ fn store() -> impl Strategy<Value = Store> {
     ];
     // Now and then another price than the layout's.
     let odd = prop_oneof![15 => Just(None), 1 => (0_u64..4).prop_map(Some)];
-    (namespace(), layout, prompt(), checkpoint, odd, 0_u16..3).prop_map(
-        |(namespace, (layout, checkpointed), prompt, checkpoint, odd, label)| Store {
+    let length = prop_oneof![1 => Just(None), 1 => (0_usize..16).prop_map(Some)];
+    (namespace(), layout, prompt(), checkpoint, odd, 0_u16..3, length).prop_map(
+        |(namespace, (layout, checkpointed), prompt, checkpoint, odd, label, prompt_length)| Store {
             namespace,
             layout,
             prompt,
@@ -168,6 +180,7 @@ fn store() -> impl Strategy<Value = Store> {
             buffers: [1, 2, 1, 0][layout as usize],
             checkpoint: checkpointed.then_some(checkpoint),
             label,
+            prompt_length,
         },
     )
 }
@@ -235,6 +248,10 @@ fn operation() -> impl Strategy<Value = Operation> {
         6 => need().prop_map(Op::Evict),
         2 => (0_u64..20).prop_map(Op::EvictIdle),
         2 => (0_u64..40, 0_u64..6).prop_map(|(nbytes, buffers)| Op::MakeRoom { nbytes, buffers }),
+        3 => (which(), 0_usize..64, 0_u32..3)
+            .prop_map(|(which, segment, parts)| Op::Compact { which, segment, parts }),
+        1 => (0_u64..20, 0_u64..3).prop_map(|(nbytes, buffers)| Op::ReserveBytes { nbytes, buffers }),
+        1 => which().prop_map(Op::UnreserveBytes),
         1 => namespace().prop_map(Op::Drop),
         1 => Just(Op::Clear),
         1 => (store(), 0_usize..9, 0_u32..3)
@@ -248,7 +265,6 @@ fn limits() -> impl Strategy<Value = Limits> {
     let buffers = prop_oneof![2 => Just(unlimited.max_buffers), 1 => 3_u64..30];
     (nbytes, buffers, 1_usize..6, 1_usize..5).prop_map(
         |(max_bytes, max_buffers, segment_tokens, max_checkpoints)| Limits {
-            policy: Policy::default(),
             max_bytes,
             max_buffers,
             segment_tokens,

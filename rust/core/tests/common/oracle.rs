@@ -6,6 +6,7 @@
 
 mod commit;
 mod evict;
+mod join;
 mod lookup;
 mod store;
 
@@ -44,13 +45,16 @@ struct Segment {
     id: Option<SegmentId>,
     bytes_per_token: u64,
     buffers: u64,
-    label: u16,
+    /// How often `buffers` arrays make it up.
+    parts: u64,
+    /// Of each token.
+    labels: Vec<u16>,
 }
 
 impl Segment {
     fn size(&self) -> Size {
-        let tokens = (self.path.len() - self.start) as u64;
-        [tokens * self.bytes_per_token, self.buffers, tokens, 1, 0]
+        let tokens = self.labels.len() as u64;
+        [tokens * self.bytes_per_token, self.buffers * self.parts, tokens, 1, 0]
     }
 }
 
@@ -61,6 +65,8 @@ struct Checkpoint {
     nbytes: u64,
     buffers: u64,
     trimmable: bool,
+    /// The count of stores when one last said that its prompt ends here.
+    prompt: u64,
 }
 
 impl Checkpoint {
@@ -119,7 +125,12 @@ pub(crate) struct Oracle {
     drafts: Vec<store::Open>,
     plans: Vec<store::Open>,
     stores: u64,
+    prompts: u64,
     stamp: u64,
+    /// Segments that became one in the last call, the ids of what they were.
+    joined: Vec<(Place, Path, Vec<Option<SegmentId>>)>,
+    /// Room taken beside all stores.
+    transient: Vec<Size>,
     /// Contents of media spans in the order in which stores first brought them.
     contents: Vec<(u8, usize)>,
 }
@@ -134,7 +145,10 @@ impl Oracle {
             drafts: Vec::new(),
             plans: Vec::new(),
             stores: 0,
+            prompts: 0,
             stamp: 0,
+            joined: Vec::new(),
+            transient: Vec::new(),
             contents: Vec::new(),
         }
     }
@@ -178,7 +192,8 @@ impl Oracle {
     }
 
     pub(crate) fn reserved(&self) -> Size {
-        self.plans.iter().map(|open| open.cost).fold(Size::default(), plus)
+        let promised = self.plans.iter().map(|open| open.cost);
+        promised.chain(self.transient.iter().copied()).fold(Size::default(), plus)
     }
 
     pub(crate) fn leased_bytes(&self) -> u64 {
@@ -237,12 +252,14 @@ impl Oracle {
     pub(crate) fn label(&self, label: u16) -> LabelAmount {
         let mut sum = LabelAmount::default();
         for tree in &self.trees {
-            let of = |one: &&Segment| one.label == label;
             sum.sequences += tree.ends.iter().filter(|end| end.1 == label).count() as u64;
-            sum.nbytes += tree.segments.iter().filter(of).map(|one| one.size()[0]).sum::<u64>();
-            // A checkpoint counts under the label of the segment that it stands after.
+            for segment in &tree.segments {
+                let tokens = segment.labels.iter().filter(|one| **one == label).count() as u64;
+                sum.nbytes += tokens * segment.bytes_per_token;
+            }
+            // A checkpoint counts under the label of the token that it is after.
             for checkpoint in &tree.checkpoints {
-                let on = |one: &Segment| one.path == checkpoint.path && one.label == label;
+                let on = |one: &Segment| one.path == checkpoint.path && one.labels.last() == Some(&label);
                 sum.nbytes += if tree.segments.iter().any(on) { checkpoint.nbytes } else { 0 };
             }
         }

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use kvcache_core::{CheckpointId, Dropped, LabelAmount, SegmentId, TreeStats};
+use kvcache_core::{CheckpointId, Dropped, Joined, LabelAmount, SegmentId, TreeStats};
 
 use super::{Arrays, Driver, Open, Outcome, same};
 use crate::common::index::Index;
@@ -32,6 +32,23 @@ impl<I: Index> Driver<I> {
             held.ok_or_else(|| format!("{what}: {id:?} had to stay, or went before"))?;
         }
         same(&format!("{what}: checkpoints not reported"), &expected.len(), &0)
+    }
+
+    /// The arrays of what was joined are under one id now.
+    pub(super) fn joined(&mut self, found: &[Joined]) -> Outcome {
+        let mut replaced: Vec<Vec<SegmentId>> = found.iter().map(|joined| joined.replaced.clone()).collect();
+        replaced.sort();
+        same("joined", &replaced, &self.oracle.take_joined(found))?;
+        for Joined { segment, replaced } in found {
+            self.give(segment.0)?;
+            let mut whole = Arrays::default();
+            for id in replaced {
+                let part = self.segments.remove(id).ok_or_else(|| format!("joined {id:?} was not held"))?;
+                whole = Arrays { tokens: whole.tokens + part.tokens, each: part.each };
+            }
+            self.segments.insert(*segment, whole);
+        }
+        Ok(())
     }
 
     /// Everything that can be seen between two operations.

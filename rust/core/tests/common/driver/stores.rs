@@ -13,12 +13,15 @@ impl<I: Index> Driver<I> {
         let (planned, evicted) = valid("plan", self.index.plan(store, self.clock))?;
         let found = match &planned {
             Planned::Ready(plan) => ready(plan),
-            Planned::Already => Expected::Already,
+            Planned::Already(_) => Expected::Already,
             Planned::TooLarge => Expected::TooLarge,
             Planned::InsideMedia => Expected::Nothing,
         };
         same("plan", &found, &expected)?;
         self.dropped("plan's eviction", evicted, gone)?;
+        if let Planned::Already(joined) = &planned {
+            self.joined(joined)?;
+        }
         let Planned::Ready(plan) = planned else { return Ok(false) };
         self.give(plan.id.0)?;
         self.opened(plan, store)?;
@@ -47,7 +50,10 @@ impl<I: Index> Driver<I> {
                 self.drafts.push((drafted.id, store.clone()));
                 Ok((drafted.length, drafted.length_anew))
             }
-            Stage::Already => Err(Expected::Already),
+            Stage::Already(joined) => {
+                self.joined(&joined)?;
+                Err(Expected::Already)
+            }
             Stage::InsideMedia => Err(Expected::Nothing),
         };
         same("draft", &found, &expected)
@@ -86,6 +92,7 @@ impl<I: Index> Driver<I> {
             self.checkpoints.extend(plan.checkpoint.zip(store.checkpoint.map(|spec| spec.nbytes)));
         }
         self.ended.push(plan);
+        self.joined(&found.joined)?;
         self.dropped("commit", found.dropped, gone)
     }
 
@@ -101,6 +108,32 @@ impl<I: Index> Driver<I> {
             [(split.upper, upper), (split.lower, lower)]
         });
         segments.chain(halves).collect()
+    }
+
+    pub(super) fn compact(&mut self, which: usize, segment: usize, parts: u32) -> Outcome {
+        let mut ids: Vec<SegmentId> = self.segments.keys().copied().collect();
+        ids.sort();
+        if ids.is_empty() || self.leases.is_empty() {
+            return Ok(());
+        }
+        let (lease, id) = (self.leases[which % self.leases.len()], ids[segment % ids.len()]);
+        let expected = self.oracle.compacted(lease, id, parts);
+        same("compacted", &self.index.compacted(lease, id, parts), &expected)
+    }
+
+    pub(super) fn reserve_bytes(&mut self, nbytes: u64, buffers: u64) -> Outcome {
+        let expected = self.oracle.reserve_bytes(nbytes, buffers);
+        self.transient.extend(expected.then_some((nbytes, buffers)));
+        same("reserve_bytes", &self.index.reserve_bytes(nbytes, buffers), &expected)
+    }
+
+    pub(super) fn unreserve_bytes(&mut self, which: usize) {
+        if !self.transient.is_empty() {
+            let which = which % self.transient.len();
+            let (nbytes, buffers) = self.transient.remove(which);
+            self.oracle.unreserve_bytes(which);
+            self.index.unreserve_bytes(nbytes, buffers);
+        }
     }
 
     pub(super) fn abort(&mut self, id: PlanId) -> Outcome {

@@ -63,9 +63,16 @@ impl Oracle {
             let whole = tree.segments.remove(at);
             gone.segments.push(whole.id);
             let ids = plan.and_then(|plan| plan.split);
-            let upper =
-                Segment { path: key[..draft.from].to_vec(), id: ids.map(|ids| ids.upper), ..whole.clone() };
-            let lower = Segment { start: draft.from, id: ids.map(|ids| ids.lower), ..whole };
+            let at = draft.from - whole.start;
+            let upper = Segment {
+                path: key[..draft.from].to_vec(),
+                id: ids.map(|ids| ids.upper),
+                labels: whole.labels[..at].to_vec(),
+                parts: 1,
+                ..whole.clone()
+            };
+            let (start, labels) = (draft.from, whole.labels[at..].to_vec());
+            let lower = Segment { start, id: ids.map(|ids| ids.lower), labels, parts: 1, ..whole };
             tree.segments.extend([upper, lower]);
         }
         for (at, (start, end)) in chunks.into_iter().enumerate() {
@@ -75,20 +82,42 @@ impl Oracle {
                 id: plan.map(|plan| plan.segments[at].id),
                 bytes_per_token: store.bytes_per_token,
                 buffers: u64::from(store.buffers),
-                label: store.label,
+                parts: 1,
+                labels: vec![store.label; end - start],
             });
         }
         if let (Some(spec), Some(id)) = (store.checkpoint, plan.and_then(|plan| plan.checkpoint)) {
             let (nbytes, buffers, trimmable) = (spec.nbytes, u64::from(spec.buffers), spec.trimmable);
-            tree.checkpoints.push(Checkpoint { path: key.clone(), id, nbytes, buffers, trimmable });
+            tree.checkpoints.push(Checkpoint {
+                path: key.clone(),
+                id,
+                nbytes,
+                buffers,
+                trimmable,
+                prompt: 0,
+            });
         }
         self.note_end(&place, &key, store.label);
         self.end_lease(&open.holder, gone);
         if place.checkpointed {
             self.touch_checkpoint(&place, &key);
+            self.mark_prompt(&place, &key, store.prompt_length);
             self.thin_out(&place, &key, gone);
         } else {
             self.touch_path(&place, &key);
+        }
+        self.join(&place, &key);
+    }
+
+    /// The deepest checkpoint up to the prompt's end is the one that was said last.
+    pub(super) fn mark_prompt(&mut self, place: &Place, key: &[Token], prompt: Option<usize>) {
+        let Some(prompt) = prompt else { return };
+        self.prompts += 1;
+        let latest = self.prompts;
+        let checkpoints = self.tree_mut(place).checkpoints.iter_mut();
+        let before = checkpoints.filter(|one| one.path.len() <= prompt && key.starts_with(&one.path));
+        if let Some(deepest) = before.max_by_key(|one| one.path.len()) {
+            deepest.prompt = latest;
         }
     }
 
@@ -115,7 +144,16 @@ impl Oracle {
                 Some(after) => after.len() - if at == 0 { start } else { path[at - 1].len() },
                 None => usize::MAX,
             };
-            let may_go = |at: &usize| path[*at] != new && !self.checkpoint_leased(place, &path[*at]);
+            let said = |path: &Path| tree.checkpoint(path).map_or(0, |one| one.prompt);
+            let prompt = match path.iter().max_by_key(|path| said(path)).filter(|path| said(path) > 0) {
+                Some(latest) => Some(latest),
+                None => path.iter().rfind(|path| path.len() < new.len()),
+            };
+            let prompt = prompt.filter(|_| self.limits.max_checkpoints > 1);
+            let may_go = |at: &usize| {
+                let path = &path[*at];
+                *path != new && Some(path) != prompt && !self.checkpoint_leased(place, path)
+            };
             let Some(victim) = (0..path.len()).filter(may_go).min_by_key(|at| gap(*at)) else { return };
             let victim = path[victim].clone();
             self.remove_checkpoint(place, &victim, gone);
@@ -139,6 +177,7 @@ impl Oracle {
             buffers: 1,
             checkpoint: None,
             label: 0,
+            prompt_length: None,
         };
         let (expected, gone) = self.plan(&store, stamp);
         let held =

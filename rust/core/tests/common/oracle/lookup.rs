@@ -64,15 +64,18 @@ impl Oracle {
             visited: 0,
             compared: 0,
         };
-        let mut best = (nothing, None);
-        for tree in self.trees.iter().filter(|tree| tree.place.namespace == namespace) {
-            let found = self.find_in(tree, prompt, limit);
-            // The newest of several equal ones.
-            if (found.0.length, found.0.matched) >= (best.0.length, best.0.matched) {
-                best = found;
-            }
-        }
-        best
+        let trees = || self.trees.iter().filter(|tree| tree.place.namespace == namespace);
+        let found = trees().map(|tree| self.find_in(tree, prompt, limit));
+        // The newest of several equal ones.
+        let best = found.max_by_key(|(found, _)| (found.length, found.matched));
+        let Some((mut best, serving)) = best else { return (nothing, None) };
+        best.matched = trees().map(|tree| tree.matched(&prompt.tokens())).max().unwrap_or_default();
+        // Some tree that is usable at checkpoints alone matched further than what serves.
+        let further = trees()
+            .filter(|tree| tree.place.checkpointed)
+            .map(|tree| prompt.cut_back(tree.matched(&prompt.tokens()).min(limit)));
+        best.checkpoint_at = further.filter(|at| *at > best.length).max();
+        (best, serving)
     }
 
     fn find_in(&self, tree: &Tree, prompt: &Prompt, limit: usize) -> (Match, Option<Serving>) {

@@ -232,8 +232,9 @@ impl Oracle {
     }
 
     pub(super) fn chunks(&self, draft: &Draft) -> Vec<(usize, usize)> {
-        let starts = (draft.from..draft.length).step_by(self.limits.segment_tokens);
-        starts.map(|start| (start, draft.length.min(start + self.limits.segment_tokens))).collect()
+        let inside = (draft.from + 1..draft.length).filter(|at| at % self.limits.segment_tokens == 0);
+        let ends: Vec<usize> = inside.chain((draft.from < draft.length).then_some(draft.length)).collect();
+        [draft.from].into_iter().chain(ends.clone()).zip(ends).collect()
     }
 
     /// Whether all of the store is held; if so it is refreshed, and its end noted.
@@ -242,12 +243,17 @@ impl Oracle {
             let node = self.tree(place).and_then(|tree| tree.holder(tokens, tokens.len()));
             let Some(path) = node.map(|node| node.path.clone()) else { return false };
             self.touch_path(place, &path);
+            self.note_end(place, tokens, store.label);
+            self.join(place, &path);
+            return true;
         } else if self.tree(place).is_some_and(|tree| tree.checkpoint(tokens).is_some()) {
             self.touch_checkpoint(place, tokens);
+            self.mark_prompt(place, tokens, store.prompt_length);
         } else {
             return false;
         }
         self.note_end(place, tokens, store.label);
+        self.join(place, tokens);
         true
     }
 

@@ -1,0 +1,117 @@
+"""Compaction: segments that were joined of many parts are rewritten into few.
+
+The index joins nodes without touching an array; a segment then consists of the parts that its
+predecessors had, and a fetch copies each part by itself. After a store, the parts on its path are
+merged so that each is more than twice as long as the next. So a segment has O(log tokens) parts, and
+a token that is stored turn by turn is copied O(log tokens) times (the idea of log-structured merge
+trees: O'Neil et al., 1996).
+
+It is worth doing, and never necessary: where there is no memory for it, the parts stay as they are
+until the next store.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvcache import arrays
+from kvcache.pressing import SUCCEEDED, Attempt
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvcache._core import Lease
+    from kvcache.fetching import Question
+    from kvcache.segments import Part, Segment
+    from kvcache.state import State
+
+
+def compact(state: State, asked: Question, length: int) -> None:
+    """Merges the parts of what is stored for the first ``length`` tokens of a key.
+
+    O(nodes on the path), and what is copied. Ranks come here together or not at all, since a lease is
+    a use; what each of them rewrites is its own business.
+    """
+    with state.lock:
+        index = state.opened()
+        key, spans = asked.key.head(length), asked.within(length)
+        acquired = index.acquire(key, asked.namespace, spans, length)
+        parted = [number for number, _ in acquired.pieces if number in state.segments.parted]
+    try:
+        if acquired.lease is not None:
+            for number in parted:
+                _rewrite(state, acquired.lease, number)
+    finally:
+        state.contents.release(acquired.lease, asked.stamp)
+
+
+def _rewrite(state: State, lease: Lease, number: int) -> None:
+    with state.lock:
+        state.opened()
+        old = list(state.segments.segment(number))
+    runs = merged_runs([_tokens(part) for part in old])
+    if len(runs) == len(old):
+        return
+    changed = [run for run in runs if len(run) > 1]
+    nbytes = sum(arrays.nbytes(old[at]) for run in changed for at in run)
+    with state.lock:
+        index = state.opened()
+        room = index.reserve_bytes(nbytes, sum(len(old[run[0]]) for run in changed))
+    if room is None:
+        return
+    try:
+        if state.limits.over(nbytes):
+            return
+        attempt = Attempt(lambda: _merge(old, runs))
+        if attempt.status != SUCCEEDED:
+            return
+        with state.lock:
+            index = state.opened()
+            index.unreserve_bytes(room)
+            state.segments.offer(number, attempt.result())
+            index.compacted(lease, number, len(runs))
+            state.contents.settle()
+    finally:
+        with state.lock:
+            if not state.closed:
+                state.opened().unreserve_bytes(room)
+
+
+def _merge(old: Segment, runs: Sequence[range]) -> Segment:
+    """New parts; those that stay alone are the old ones."""
+    parts: Segment = []
+    for run in runs:
+        if len(run) == 1:
+            parts.append(old[run[0]])
+            continue
+        pieces = [old[at] for at in run]
+        part: Part = []
+        for number in range(len(pieces[0])):
+            joined = [(piece[number], piece[number].shape[-2]) for piece in pieces]
+            part.append(arrays.join(joined, sum(tokens for _, tokens in joined)))
+        arrays.evaluate(part)
+        parts.append(part)
+    return parts
+
+
+def _tokens(part: Part) -> int:
+    return part[0].shape[-2] if part else 0
+
+
+def merged_runs(lengths: Sequence[int]) -> list[range]:
+    """Which neighbours become one, so that each length is more than twice the next.
+
+    From the end: a part of at most twice the length of those after it that were merged joins them.
+    """
+    runs: list[range] = []
+    end = len(lengths)
+    while end:
+        start = end - 1
+        total = lengths[start]
+        while start and lengths[start - 1] <= 2 * total:
+            start -= 1
+            total += lengths[start]
+        runs.append(range(start, end))
+        end = start
+    runs.reverse()
+    return runs

@@ -1,0 +1,188 @@
+//! Named cases: what was split, or came in small steps, becomes whole again.
+
+mod common;
+
+use kvcache_core::{LeaseId, Limits, Planned, PrefixIndex, Query, SegmentId};
+
+use common::engine::{Engine, hybrid, limits, run, span};
+use common::index::{Index, Store};
+
+fn grained() -> Engine {
+    Engine::new(Limits { segment_tokens: 16, ..limits() })
+}
+
+/// (nodes, arrays)
+fn figures(engine: &Engine) -> (u64, u64) {
+    let trees = engine.index.stats().trees;
+    (trees.nodes, trees.buffers)
+}
+
+/// Whoever branches off at every token leaves nothing behind once the branches are gone.
+#[test]
+fn branches_at_every_token_leave_no_pieces() {
+    let (mut engine, prompt) = (grained(), run(0, 40));
+    engine.put(&prompt);
+    for at in 1..40 {
+        engine.put(&run(0, at).then(&run(1000, 1001)));
+    }
+    let (lease, ..) = engine.pin(&prompt);
+    engine.evict_bytes(u64::MAX / 4);
+    engine.release(lease.unwrap());
+    assert_eq!(figures(&engine), (40, 40));
+    let (Planned::Already(joined), _) = engine.plan(&span("", &prompt)) else { panic!("it is held") };
+    assert_eq!(figures(&engine), (3, 40), "arrays are copied by the caller, and later");
+    assert_eq!(joined.iter().map(|one| one.replaced.len()).sum::<usize>(), 40);
+    let (lease, ..) = engine.pin(&prompt);
+    for one in &joined {
+        assert!(engine.index.compacted(lease.unwrap(), one.segment, 1));
+        engine.index.validate().unwrap();
+    }
+    assert_eq!(figures(&engine), (3, 3));
+}
+
+/// A chat that grows by a few tokens a turn, under any labels, is held in whole blocks.
+#[test]
+fn small_steps_make_whole_blocks() {
+    let mut engine = grained();
+    for end in 1..=100 {
+        let label = (end % 3) as u16;
+        engine.store(&Store { label, ..span("", &run(0, end)) });
+        assert_eq!(engine.index.stats().trees.nodes, u64::from(end.div_ceil(16)));
+        let each =
+            |label: u32| (0..u64::from(end)).filter(|at| (at + 1) % 3 == u64::from(label)).count() as u64;
+        let labels: Vec<u64> = engine.index.labels().iter().map(|label| label.nbytes).collect();
+        for (label, nbytes) in labels.into_iter().enumerate() {
+            assert_eq!(nbytes, each(label as u32), "label {label} after {end}");
+        }
+    }
+    // Cut again, labels are still those of the tokens.
+    engine.put(&run(0, 37).then(&run(1000, 1001)));
+    engine.evict_units(3);
+    engine.index.validate().unwrap();
+}
+
+/// Not across a checkpoint, nor where a lease ends; a lease that covers both is no hindrance.
+#[test]
+fn checkpoints_and_ends_of_leases_stay_apart() {
+    let mut engine = grained();
+    engine.mark(&run(0, 5));
+    engine.mark(&run(0, 9));
+    assert_eq!(engine.index.stats().trees.nodes, 2);
+
+    let mut engine = grained();
+    engine.put(&run(0, 5));
+    let (short, ..) = engine.pin(&run(0, 5));
+    engine.put(&run(0, 9));
+    assert_eq!(engine.index.stats().trees.nodes, 2);
+    engine.release(short.unwrap());
+    engine.put(&run(0, 9));
+    assert_eq!(engine.index.stats().trees.nodes, 1);
+
+    let mut engine = grained();
+    engine.put(&run(0, 9));
+    engine.put(&run(0, 4).then(&run(1000, 1001)));
+    let (whole, ..) = engine.pin(&run(0, 9));
+    engine.evict_units(1);
+    engine.put(&run(0, 9));
+    assert_eq!(engine.index.stats().trees.nodes, 1);
+    assert_eq!(engine.index.stats().leased_bytes, 9);
+    engine.release(whole.unwrap());
+    assert_eq!(engine.index.stats().leased_bytes, 0);
+}
+
+/// A hybrid's pieces are joined once the checkpoints between them are gone.
+#[test]
+fn hybrids_are_joined_between_checkpoints() {
+    let mut engine = Engine::new(Limits { segment_tokens: 64, max_checkpoints: 2, ..limits() });
+    for end in 1..=60 {
+        engine.mark(&run(0, end));
+    }
+    assert_eq!(figures(&engine).0, 2);
+    let (_, length, checkpoint) = engine.pin(&run(0, 60));
+    assert_eq!((length, checkpoint.unwrap().1), (60, 60));
+}
+
+/// A plan that was to cut a node which is part of another one by now stores nothing, and is made again.
+#[test]
+fn a_plan_for_a_node_that_was_joined_is_stale() {
+    for checkpointed in [false, true] {
+        let mut engine = grained();
+        let store = |end: u32, more: u32| {
+            let key = run(0, end).then(&run(1000 * more, 1000 * more + 1));
+            if checkpointed { hybrid("", &key, false) } else { span("", &key) }
+        };
+        engine.store(&store(12, 1));
+        engine.store(&store(6, 2));
+        // Cuts the lower of the two pieces; meanwhile the branch goes, and the pieces are joined.
+        let plan = engine.ready(&store(9, 3));
+        let (lease, ..) = engine.pin(&run(0, 12).then(&run(1000, 1001)));
+        engine.evict_units(1);
+        engine.store(&store(12, 1));
+        engine.release(lease.unwrap());
+        assert_eq!(engine.index.stats().trees.nodes, 1);
+        let (done, dropped) = engine.commit(&plan);
+        assert!(!done && dropped.is_empty());
+        engine.store(&store(9, 3));
+        assert_eq!(engine.index.stats().trees.nodes, 3);
+        assert_eq!(engine.index.stats().reserved_bytes, 0);
+    }
+}
+
+/// A plan that hangs on the end of what was joined goes through.
+#[test]
+fn a_plan_below_a_node_that_was_joined_goes_through() {
+    let mut engine = grained();
+    engine.put(&run(0, 9));
+    engine.put(&run(0, 4).then(&run(1000, 1001)));
+    let plan = engine.ready(&span("", &run(0, 30)));
+    engine.evict_units(1);
+    engine.put(&run(0, 9));
+    assert!(engine.commit(&plan).0);
+    assert_eq!((engine.get(&run(0, 31)), figures(&engine).0), (30, 2));
+}
+
+/// Only what a lease covers can be said to be rewritten, and into no more parts than it has.
+#[test]
+fn compaction_is_refused_where_it_does_not_fit() {
+    let mut engine = grained();
+    engine.put(&run(0, 5));
+    let (first, ..) = engine.pin(&run(0, 5));
+    engine.release(first.unwrap());
+    let old = piece(&mut engine, 5);
+    engine.put(&run(0, 9));
+    let segment = piece(&mut engine, 9);
+    let (lease, ..) = engine.pin(&run(0, 9));
+    let mut compacted = |lease: Option<LeaseId>, segment, parts| {
+        let done = engine.index.compacted(lease.unwrap(), segment, parts);
+        engine.index.validate().unwrap();
+        done
+    };
+    assert!(!compacted(lease, old, 1), "that id is gone");
+    assert!(!compacted(first, segment, 1), "that lease ended");
+    assert!(!compacted(lease, segment, 0) && !compacted(lease, segment, 3));
+    assert!(compacted(lease, segment, 1));
+    assert!(!compacted(lease, segment, 2));
+    assert_eq!(figures(&engine), (1, 1));
+}
+
+fn piece(engine: &mut Engine, end: u32) -> SegmentId {
+    let (_, scope) = Index::acquire(&mut engine.index, "", &run(0, end), end as usize).unwrap();
+    engine.index.release(scope.lease.unwrap(), 0);
+    scope.pieces[0].segment
+}
+
+/// Room for a copy is taken only where it is free, counts for everybody else, and comes back.
+#[test]
+fn room_beside_stores_is_taken_and_given_back() {
+    let mut index = PrefixIndex::new(Limits { max_bytes: 100, max_buffers: 10, ..limits() });
+    index.insert("", &Query::tokens(&[1; 60]), 1, 0).unwrap();
+    assert!(!index.reserve_bytes(41, 1) && !index.reserve_bytes(1, 10));
+    assert!(index.reserve_bytes(40, 9));
+    assert_eq!((index.free_bytes(), index.reserved_bytes()), (0, 40));
+    assert_eq!(index.insert("", &Query::tokens(&[2; 50]), 1, 1).unwrap().evicted.amount.tokens, 60);
+    index.validate().unwrap();
+    index.unreserve_bytes(40, 9);
+    index.unreserve_bytes(40, 9);
+    index.validate().unwrap();
+    assert_eq!((index.free_bytes(), index.reserved_bytes()), (50, 0));
+}

@@ -1,0 +1,98 @@
+//! What becomes one segment again, and room taken beside stores.
+
+use kvcache_core::{Joined, LeaseId, SegmentId};
+
+use super::{Holder, Oracle, Path, Place, Segment, Tree};
+use crate::common::prompt::Token;
+
+impl Oracle {
+    /// Joins segments on the way down to `path` while there are two that can be one.
+    pub(super) fn join(&mut self, place: &Place, path: &[Token]) {
+        // What each of the segments that were joined consists of.
+        let mut groups: Vec<(Path, Vec<Option<SegmentId>>)> = Vec::new();
+        while let Some((upper, lower)) = self.pair(place, path) {
+            let tree = self.tree_mut(place);
+            let mut take = |path: &Path| {
+                let at = tree.segments.iter().position(|one| one.path == *path).unwrap();
+                tree.segments.remove(at)
+            };
+            let (upper, lower) = (take(&upper), take(&lower));
+            let mut ids = |one: &Segment| match groups.iter().position(|group| group.0 == one.path) {
+                Some(at) => groups.remove(at).1,
+                None => vec![one.id],
+            };
+            let replaced = [ids(&upper), ids(&lower)].concat();
+            let labels = [&upper.labels[..], &lower.labels].concat();
+            let parts = upper.parts + lower.parts;
+            tree.segments.push(Segment { start: upper.start, id: None, parts, labels, ..lower.clone() });
+            groups.push((lower.path, replaced));
+            self.unlist(place, &upper.path);
+        }
+        self.joined.extend(groups.into_iter().map(|(path, ids)| (place.clone(), path, ids)));
+    }
+
+    fn pair(&self, place: &Place, path: &[Token]) -> Option<(Path, Path)> {
+        let tree = self.tree(place)?;
+        let leases = |one: &Segment| {
+            let covers = |lease: &&super::Lease| lease.place == *place && lease.path.starts_with(&one.path);
+            self.leases.iter().filter(covers).count()
+        };
+        let block = |at: usize| at / self.limits.segment_tokens;
+        tree.segments.iter().filter(|lower| path.starts_with(&lower.path)).find_map(|lower| {
+            let upper = tree.segments.iter().find(|one| one.path == lower.path[..lower.start])?;
+            let fits = below(tree, upper) == 1
+                && tree.checkpoint(&upper.path).is_none()
+                && leases(upper) == leases(lower)
+                && (upper.bytes_per_token, upper.buffers) == (lower.bytes_per_token, lower.buffers)
+                && block(upper.start) == block(lower.path.len() - 1);
+            fits.then(|| (upper.path.clone(), lower.path.clone()))
+        })
+    }
+
+    /// What was joined since this was asked last, by the ids before; the segments have the ids of
+    /// `found` from now on. Where only bookkeeping was asked for there are no ids.
+    pub(crate) fn take_joined(&mut self, found: &[Joined]) -> Vec<Vec<SegmentId>> {
+        let mut expected = Vec::new();
+        for (place, path, ids) in std::mem::take(&mut self.joined) {
+            let Some(ids) = ids.into_iter().collect::<Option<Vec<SegmentId>>>() else { continue };
+            let id = found.iter().find(|joined| joined.replaced == ids).map(|joined| joined.segment);
+            let segments = &mut self.tree_mut(&place).segments;
+            segments.iter_mut().filter(|one| one.path == path).for_each(|one| one.id = id);
+            expected.push(ids);
+        }
+        expected.sort();
+        expected
+    }
+
+    pub(crate) fn compacted(&mut self, lease: LeaseId, segment: SegmentId, parts: u32) -> bool {
+        let Some(lease) = self.leases.iter().find(|one| one.holder == Holder::Caller(lease)) else {
+            return false;
+        };
+        let (place, path) = (lease.place.clone(), lease.path.clone());
+        let mut segments = self.tree_mut(&place).segments.iter_mut();
+        let found = segments.find(|one| one.id == Some(segment) && path.starts_with(&one.path));
+        let Some(found) = found.filter(|one| (1..=one.parts).contains(&u64::from(parts))) else {
+            return false;
+        };
+        found.parts = u64::from(parts);
+        true
+    }
+
+    pub(crate) fn reserve_bytes(&mut self, nbytes: u64, buffers: u64) -> bool {
+        let fits = self.fits(nbytes, buffers, self.held());
+        if fits {
+            self.transient.push([nbytes, buffers, 0, 0, 0]);
+        }
+        fits
+    }
+
+    pub(crate) fn unreserve_bytes(&mut self, which: usize) {
+        self.transient.remove(which);
+    }
+}
+
+/// How many segments hang on this one.
+fn below(tree: &Tree, upper: &Segment) -> usize {
+    let hangs = |one: &&Segment| one.start == upper.path.len() && one.path.starts_with(&upper.path);
+    tree.segments.iter().filter(hangs).count()
+}
