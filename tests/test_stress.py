@@ -10,7 +10,7 @@ from collections import Counter
 
 from kvcache import KVPrefixCache
 from tests.support.faults import assert_settled
-from tests.support.memory import active, footprint
+from tests.support.memory import active, charged, footprint
 from tests.support.threads import THREADS, often, together
 from tests.support.workers import WEIGHTS, Worker
 
@@ -34,7 +34,7 @@ def test_eight_threads_on_one_cache() -> None:
     counted = sum((worker.counted for worker in workers), Counter())
     assert sum(counted[action] for action in WEIGHTS) == THREADS * OPERATIONS
     assert_settled(cache)
-    assert active() - base == cache.nbytes
+    assert active() - base == charged(cache)
 
     stats = cache.stats()
     for name in ("lookups", "hits", "lookup_tokens", "hit_tokens"):
