@@ -11,6 +11,7 @@ from kvcache import ClosedError, KVPrefixCache, storing
 from tests.support.faults import assert_settled
 from tests.support.memory import active, charged, charges
 from tests.support.models import MODELS, prompt
+from tests.support.patience import PATIENCE
 from tests.support.poskv import held, nbytes
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def _meanwhile(monkeypatch: pytest.MonkeyPatch, action: Callable[[], Any]) -> No
         copies = cut(*arguments)
         thread = threading.Thread(target=action)
         thread.start()
-        thread.join(30)
+        thread.join(PATIENCE)
         assert not thread.is_alive(), "the store holds a lock while it copies"
         return copies
 

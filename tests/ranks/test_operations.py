@@ -10,6 +10,7 @@ import pytest
 
 from kvcache import POLICIES
 from tests.ranks.launch import launch
+from tests.support.patience import PATIENCE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,7 +51,7 @@ def test_ranks_agree_on_random_calls(tmp_path: Path, ranks: int, share: float, c
         runs += [
             {"operations": count // 4, "seed": SEED + more, "calm": False} for more in range(1, len(POLICIES))
         ]
-    seconds = 60 + count * ranks * 0.1
+    seconds = PATIENCE + count * ranks
     results = launch("operations", ranks, tmp_path, {"runs": runs}, check=check, seconds=seconds)
     for number, run in enumerate(runs):
         outcomes = [result[number] for result in results]

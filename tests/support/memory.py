@@ -75,7 +75,7 @@ def charges(arrays: Iterable[mx.array]) -> int:
 
 
 def charged(prefixes: KVPrefixCache) -> int:
-    """What the arrays that a cache holds are charged: by the byte what the ledger says, where MLX is exact."""
+    """What the arrays that a cache holds are charged: where MLX is exact, just what the ledger says."""
     total = charges(stored_arrays(prefixes))
     assert total == prefixes.nbytes or not exact()
     return total
