@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .cases import CASES, Kinds, play, runs
-from .devices import lacking, repeated, spread
+from .devices import REPEATS, lacking, repeated, spread
 from .speculative import cold_turns
 
 if TYPE_CHECKING:
@@ -22,7 +22,14 @@ if TYPE_CHECKING:
 
 
 def main(output: str) -> None:
-    arrays = dict(cold_turns())
+    turns = [cold_turns() for _ in range(REPEATS)]
+    arrays = dict(turns[0])
+    for name in [name for name in arrays if name.endswith("/0")]:
+        # Another token at one place is another text from there on: such repeats cannot be compared.
+        alike = [turn[name] for turn in turns if turn[name].shape == arrays[name].shape]
+        [apart] = spread([[logprobs] for logprobs in alike])
+        if apart or len(alike) < len(turns):
+            arrays[f"{name}/spread"] = np.array(apart if len(alike) == len(turns) else np.inf)
     for case in CASES:
         if lacking(case) is not None:
             continue

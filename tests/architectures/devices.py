@@ -98,6 +98,10 @@ class Cold:
     def __getitem__(self, key: str) -> np.ndarray:
         return self._arrays[key]
 
+    def repeats(self, case: str) -> bool:
+        """Whether all that was played of a case gave the same bits each time."""
+        return not any(self._spread.get((case, decodes), 0.0) for decodes in (False, True))
+
     def same(self, seen: Sequence[np.ndarray], run: str, first: int, *, cut: bool = False) -> None:
         """Asserts that forward passes, from number ``first`` of a run, gave the very same bits.
 

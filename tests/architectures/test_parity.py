@@ -180,26 +180,14 @@ def test_a_checkpoint_serves_less_while_no_window_rotated(
     for cache in leaves(hit.prompt_cache):
         assert Kinds.of([cache]).spans or cache.keys.shape[2] == BRIEF
     steps = [("run", OTHER[BRIEF:21]), *singles(OTHER, 21, DECODED)]
-    cold.same(
-        play(case, model, hit.prompt_cache, steps), f"{case.name}/trimmed", 1, f"{case.name}/trimmed and cut"
-    )
+    cold.same(play(case, model, hit.prompt_cache, steps), f"{case.name}/trimmed", 1, cut=True)
     assert grown(hit.prompt_cache)
     again = prefixes.fetch(OTHER[:21])
     steps = singles(OTHER, BRIEF, 2 * DECODED)
-    cold.same(
-        play(case, model, again.prompt_cache, steps),
-        f"{case.name}/trimmed stepwise",
-        1,
-        f"{case.name}/trimmed stepwise and cut",
-    )
+    cold.same(play(case, model, again.prompt_cache, steps), f"{case.name}/trimmed stepwise", 1, cut=True)
     third = prefixes.fetch(OTHER[:21])
     steps = [("trim", 2), ("run", OTHER[BRIEF - 2 : 21])]
-    cold.same(
-        play(case, model, third.prompt_cache, steps),
-        f"{case.name}/trimmed twice",
-        1,
-        f"{case.name}/trimmed twice and cut",
-    )
+    cold.same(play(case, model, third.prompt_cache, steps), f"{case.name}/trimmed twice", 1, cut=True)
     prefixes.validate()
 
 
