@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count, repeat
+from random import Random
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -9,7 +11,7 @@ import mlx.core as mx
 import psutil
 import pytest
 
-from kvcache import KVPrefixCache, SystemMemoryPressure
+from kvcache import ConfigError, KVPrefixCache, SystemMemoryPressure
 from kvcache.memory.limits import MemoryLimits
 from kvcache.memory.pressure import ENVIRONMENT, default_threshold
 from tests.support.entries import alive, fill
@@ -19,6 +21,8 @@ from tests.support.models import prompt
 from tests.support.poskv import PosKV
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from kvcache import PressureSource
 
 
@@ -86,7 +90,8 @@ def test_a_fetch_evicts_down_to_the_memory_limit_and_not_itself() -> None:
     entry = model.nbytes(256)
     cache, base = KVPrefixCache(), active()
     fill(cache, model, 4, 256)
-    _limit(cache, base + 4 * entry + entry // 2)
+    # The room for the remaining token, one step of 256, is allocated too.
+    _limit(cache, base + 5 * entry + entry // 2)
     hit = cache.fetch([*prompt(256), 1])
     model.check(hit.prompt_cache, prompt(256))
     assert alive(cache, 4, 256) == [0, 2, 3]
@@ -141,8 +146,9 @@ def test_cycles_go_on_while_the_source_falls() -> None:
     fill(cache, model, 6, 100)
     _limit(cache, None, Falling(2 * entry, entry, entry // 2))
     evicted = cache.reserve(0)
-    assert (evicted.segments, evicted.cycles) == (4, 3)
-    assert alive(cache, 6, 100) == [4, 5]
+    # One unit to see whether the source answers, then what it still asks for.
+    assert (evicted.segments, evicted.cycles) == (3, 3)
+    assert alive(cache, 6, 100) == [3, 4, 5]
 
 
 @pytest.mark.parametrize("excess", [1, 3, 6, 1000])
@@ -242,3 +248,118 @@ def test_the_pool_is_given_back_before_any_entry_goes() -> None:
     pressure.limit = mx.get_active_memory()
     assert not cache.reserve(0)
     assert (len(cache), mx.get_cache_memory()) == (5, 0)
+
+
+def _noise(base: int, size: int) -> Iterator[int]:
+    dice = Random(3)
+    while True:
+        yield base + dice.randint(-size, size)
+
+
+CURVES: dict[str, Callable[[int], Iterator[int]]] = {
+    "steady": lambda entry: repeat(30 * entry),
+    "steady, beyond all that is held": lambda entry: repeat(1000 * entry),
+    "noise of many entries": lambda entry: _noise(1000 * entry, 50 * entry),
+    "noise of less than an entry": lambda entry: _noise(30 * entry, entry // 20),
+    "rising": lambda entry: count(30 * entry, entry // 3),
+    "falling in small steps": lambda entry: count(30 * entry, -entry // 3),
+    "falling in large steps": lambda entry: count(10**6 * entry, -50 * entry),
+    "a saw": lambda entry: (30 * entry + at % 7 * 4 * entry for at in count()),
+}
+
+
+@pytest.mark.parametrize("curve", CURVES)
+def test_pressure_that_does_not_answer_costs_about_one_unit_a_call(curve: str) -> None:
+    """Whatever others do with their memory, the cache does not pay for it with its entries."""
+    model, calls = PosKV(KV()), 10
+    entry = model.nbytes(20)
+    cache = KVPrefixCache(gc="auto")
+    fill(cache, model, 60, 20)
+    readings = CURVES[curve](entry)
+    _limit(cache, None, SimpleNamespace(excess_bytes=lambda: next(readings)))
+    lost = [cache.reserve(0).segments for _ in range(calls)]
+    assert sum(lost) <= 2 * calls, lost
+    assert cache.ntokens > 0
+
+
+def test_a_source_that_answers_is_believed_from_then_on() -> None:
+    model = PosKV(KV())
+    entry = model.nbytes(100)
+    cache = KVPrefixCache()
+    fill(cache, model, 20, 100)
+    machine = Machine(others=0, limit=footprint() - 5 * entry)
+    _limit(cache, None, machine)
+    evicted = cache.reserve(0)
+    assert (evicted.segments, evicted.cycles) == (5, 2)
+    machine.limit -= 7 * entry
+    evicted = cache.reserve(0)
+    assert (evicted.segments, evicted.cycles) == (7, 1)
+    # It stops answering: one cycle finds out, and then it has to earn belief again.
+    readings = repeat(4 * entry)
+    _limit(cache, None, SimpleNamespace(excess_bytes=lambda: next(readings)))
+    assert [cache.reserve(0).segments for _ in range(3)] == [4, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("reading", "error", "sentence"),
+    [
+        (None, TypeError, "must return a number, found NoneType"),
+        ("1", TypeError, "must return a number, found str"),
+        (True, TypeError, "must return a number, found bool"),
+        (float("nan"), ConfigError, "must be finite, found nan"),
+        (float("inf"), ConfigError, "must be finite, found inf"),
+    ],
+)
+def test_a_source_that_gives_no_number_is_named(reading: object, error: type, sentence: str) -> None:
+    model, cache = PosKV(KV()), KVPrefixCache()
+    fill(cache, model, 2, 20)
+    _limit(cache, None, SimpleNamespace(excess_bytes=lambda: reading))
+    tokens = prompt(30, first=7)
+    layers = model.filled(tokens)
+    for call in (
+        lambda: cache.fetch([*prompt(20), 1]),
+        lambda: cache.fetch([*prompt(20), 1], take=True),
+        lambda: cache.store(tokens, layers),
+        lambda: cache.reserve(1),
+    ):
+        with pytest.raises(error, match=rf"excess_bytes\(\) of the pressure source {sentence}"):
+            call()
+    assert alive(cache, 2, 20) == [0, 1]
+    cache.validate()
+    assert cache._state.index.stats().reserved_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("reading", "error", "sentence"),
+    [
+        (None, TypeError, "must return seconds as a number, found NoneType"),
+        ("1", TypeError, "must return seconds as a number, found str"),
+        (float("nan"), ConfigError, "must return a finite number of seconds, found nan"),
+        (float("-inf"), ConfigError, "must return a finite number of seconds, found -inf"),
+        (1e300, ConfigError, "must return a finite number of seconds, found 1e\\+300"),
+    ],
+)
+def test_a_clock_that_gives_no_number_is_named(reading: object, error: type, sentence: str) -> None:
+    model, readings = PosKV(KV()), [1.0]
+    cache = KVPrefixCache(clock=lambda: readings[0])
+    fill(cache, model, 2, 20)
+    pin = cache.pin(prompt(20))
+    tokens = prompt(30, first=7)
+    layers = model.filled(tokens)
+    readings[0] = reading  # type: ignore[call-overload]
+    for call in (
+        lambda: cache.fetch([*prompt(20), 1]),
+        lambda: cache.store(tokens, layers),
+        lambda: cache.reserve(1),
+        lambda: cache.pin(prompt(20, first=1)),
+        lambda: cache.evict_idle(1),
+        pin.release,
+    ):
+        with pytest.raises(error, match=f"clock {sentence}"):
+            call()
+    readings[0] = 2.0
+    assert alive(cache, 2, 20) == [0, 1]
+    assert cache.evict(10**9).segments == 1  # the pin is held: its release failed
+    pin.release()
+    assert cache.evict(10**9).segments == 1
+    cache.validate()

@@ -71,7 +71,7 @@ def test_a_pin_collected_while_the_lock_is_held() -> None:
 
     def collected() -> None:
         nonlocal knot
-        with cache._state.guard():
+        with cache._state.lock:
             knot = []
             gc.collect()
 

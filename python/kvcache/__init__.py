@@ -17,6 +17,7 @@ from loguru import logger
 from kvcache._core import POLICIES, PrefixIndex, __version__
 from kvcache.errors import (
     AllocationError,
+    BusyError,
     ClosedError,
     ConfigError,
     InternalError,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = [
     "POLICIES",
     "AllocationError",
+    "BusyError",
     "ClosedError",
     "ConfigError",
     "Eviction",

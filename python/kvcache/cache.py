@@ -6,7 +6,7 @@ import time
 import weakref
 from functools import partial
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 import mlx.core as mx
 import psutil
@@ -26,7 +26,7 @@ from kvcache.state import State
 from kvcache.storing import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable
     from types import TracebackType
 
     from kvcache.results import Eviction, Hit, MediaSpan, Stored
@@ -40,8 +40,8 @@ class KVPrefixCache:
     """Keeps the KV state of what was computed, and hands the longest reusable prefix back.
 
     Every prefix is stored once: the nodes of a radix tree own the KV of just their own tokens.
-    Eviction takes tails first, by last use or as ``policy`` says, and what it drops is given back to
-    the system before the call returns. All methods are safe to call from several threads; array work
+    Eviction takes tails first, by last use, and what it drops is given back to the system before the
+    call returns. All methods are safe to call from several threads; array work
     runs on the calling thread, outside the lock.
 
     Args:
@@ -56,8 +56,9 @@ class KVPrefixCache:
         max_checkpoints: Checkpoints kept along one unbranched path.
         policy: Which segment or checkpoint is evicted next, one of ``kvcache.POLICIES``.
             ``kvcache replay --policy`` says how each does on your traffic.
-        gc: ``"always"`` collects in every eviction cycle; ``"auto"`` only where dropping the
-            references alone did not free what the ledger said.
+        gc: When an eviction cycle collects garbage. ``"always"``: the youngest generation, and older
+            ones while something that was dropped is alive or its bytes are missing. ``"auto"``: none
+            where dropping the references was enough. ``"full"``: everything, every time.
         clock: Seconds; read at each use, only ``evict_idle`` looks at it.
         group: The ranks of one model (``mx.distributed.init()``): they reuse the same lengths and
             evict the same entries. All make the same calls in the same order, each from one
@@ -106,7 +107,7 @@ class KVPrefixCache:
         self._finalizer.atexit = False
 
     def fetch(
-        self, tokens: Any, *, namespace: str = "", media: Sequence[MediaSpan] = (), take: bool = False
+        self, tokens: Any, *, namespace: str = "", media: Iterable[MediaSpan] = (), take: bool = False
     ) -> Hit:
         """Hands out the longest prefix of ``tokens`` that can be reused, at most all but one token.
 
@@ -131,18 +132,18 @@ class KVPrefixCache:
         Complexity: O(len(tokens)) for the match, one copy of the KV; the number of stored prompts
         plays no part.
         """
-        self._state.enter("fetch")
-        return fetch(self._state, partial(question, tokens, namespace, media), take)
+        with self._state.call("fetch"):
+            return fetch(self._state, partial(question, tokens, namespace, media, self._state.stamp), take)
 
-    def peek(self, tokens: Any, *, namespace: str = "", media: Sequence[MediaSpan] = ()) -> Hit:
+    def peek(self, tokens: Any, *, namespace: str = "", media: Iterable[MediaSpan] = ()) -> Hit:
         """What :meth:`fetch` would find; copies, touches and counts nothing.
 
         Raises:
             TokenError: A token id that is out of range.
             TypeError: Tokens of another type.
         """
-        self._state.enter("peek")
-        return peek(self._state, partial(question, tokens, namespace, media))
+        with self._state.call("peek"):
+            return peek(self._state, partial(question, tokens, namespace, media, None))
 
     def store(
         self,
@@ -150,7 +151,7 @@ class KVPrefixCache:
         prompt_cache: Any,
         *,
         namespace: str = "",
-        media: Sequence[MediaSpan] = (),
+        media: Iterable[MediaSpan] = (),
         length: int | None = None,
         label: str = "",
         donate: bool = False,
@@ -178,7 +179,7 @@ class KVPrefixCache:
             AllocationError: There is no memory for the copy, not even after an eviction; what was
                 stored before is still there, less what was evicted.
         """
-        ask = partial(question, tokens, namespace, media)
+        ask = partial(question, tokens, namespace, media, self._state.stamp)
         return self._store(ask, prompt_cache, length, label, donate)
 
     def _store(
@@ -196,8 +197,8 @@ class KVPrefixCache:
                 raise TypeError(f"label must be a str, found {type(label).__name__}")
             return ask()
 
-        self._state.enter("store")
-        return Store(self._state, checked, label, donate).run(prompt_cache, length)
+        with self._state.call("store"):
+            return Store(self._state, checked, label, donate).run(prompt_cache, length)
 
     def session(
         self,
@@ -206,7 +207,7 @@ class KVPrefixCache:
         model: Any = None,
         draft_model: Any = None,
         namespace: str = "",
-        media: Sequence[MediaSpan] = (),
+        media: Iterable[MediaSpan] = (),
         take: bool = False,
         prefill_step_size: int = 2048,
         kv_bits: int | None = None,
@@ -249,8 +250,8 @@ class KVPrefixCache:
                 kv_bits=kv_bits,
             )
 
-        self._state.enter("session")
-        return self._state.ranks.together(begin)
+        with self._state.call("session"):
+            return self._state.ranks.together(begin)
 
     def reserve(self, nbytes: int, *, protect: Hit | None = None) -> Eviction:
         """Makes room for ``nbytes`` under ``max_bytes`` and ``memory_limit`` before a long prefill.
@@ -265,11 +266,11 @@ class KVPrefixCache:
         Raises:
             ConfigError: A negative size.
         """
-        self._state.enter("reserve")
-        return reserve(self._state, nbytes, protect)
+        with self._state.call("reserve"):
+            return reserve(self._state, nbytes, protect)
 
     def evict(self, nbytes: int) -> Eviction:
-        """Evicts the shortest run of the order of eviction that has ``nbytes``; pinned entries stay.
+        """Evicts units in eviction order until at least ``nbytes`` are gone; pinned entries stay.
 
         When it returns, MLX active + cached memory is lower by what the ledger dropped. ``evict(0)``
         does nothing.
@@ -285,8 +286,8 @@ class KVPrefixCache:
 
         Complexity: O(1) amortised for each segment or checkpoint evicted, and one reclaim.
         """
-        self._state.enter("evict")
-        return self._state.evict(lambda _: (parse_size(nbytes, "nbytes"), 0))
+        with self._state.call("evict"):
+            return self._state.evict(lambda _: (parse_size(nbytes, "nbytes"), 0))
 
     def evict_idle(self, seconds: float) -> Eviction:
         """Evicts what was not used for ``seconds`` by the clock; pinned entries stay.
@@ -301,7 +302,6 @@ class KVPrefixCache:
             TypeError: No number.
         """
         state = self._state
-        state.enter("evict_idle")
 
         def since() -> int | None:
             if isinstance(seconds, bool) or not isinstance(seconds, Real):
@@ -311,17 +311,18 @@ class KVPrefixCache:
             stamp = state.stamp() - seconds * 1e6
             return int(stamp) if stamp >= 0 else None
 
-        if not state.ranks.grouped:
-            stamp = since()
-            return state.cycle(lambda index: None if stamp is None else index.evict_idle(stamp))
-
         def count() -> int:
             stamp = since()
-            with state.guard() as index:
+            with state.lock:
+                index = state.opened()
                 # Clocks differ: the first rank's decides for all.
                 return 0 if stamp is None or state.ranks.rank else index.count_idle(stamp)
 
-        return state.evict_units(state.ranks.most(count))
+        with state.call("evict_idle"):
+            if state.ranks.grouped:
+                return state.evict_units(state.ranks.most(count))
+            stamp = since()
+            return state.cycle(lambda index: None if stamp is None else index.evict_idle(stamp))
 
     def trim_to(self, *, nbytes: int | None = None, tokens: int | None = None) -> Eviction:
         """Evicts until at most ``nbytes`` bytes and ``tokens`` tokens are held; pinned entries stay.
@@ -339,10 +340,10 @@ class KVPrefixCache:
             most_tokens = index.ntokens if tokens is None else _whole("tokens", tokens)
             return max(0, index.nbytes - most_bytes), max(0, index.ntokens - most_tokens)
 
-        self._state.enter("trim_to")
-        return self._state.evict(over)
+        with self._state.call("trim_to"):
+            return self._state.evict(over)
 
-    def pin(self, tokens: Any, *, namespace: str = "", media: Sequence[MediaSpan] = ()) -> Pin:
+    def pin(self, tokens: Any, *, namespace: str = "", media: Iterable[MediaSpan] = ()) -> Pin:
         """Keeps the longest stored prefix of ``tokens`` from eviction, until released.
 
         Returns:
@@ -354,33 +355,38 @@ class KVPrefixCache:
             TokenError: A token id that is out of range.
             TypeError: Tokens of another type.
         """
-        self._state.enter("pin")
-        return pin(self._state, partial(question, tokens, namespace, media))
+        with self._state.call("pin"):
+            return pin(self._state, partial(question, tokens, namespace, media, self._state.stamp))
 
     def drop(self, namespace: str) -> Eviction:
         """Drops all of a namespace, pinned or not, and gives its memory back. Its counters go too."""
         state = self._state
-        state.enter("drop")
-        state.ranks.together(partial(self._usable, namespace))
-        evicted = state.cycle(lambda index: index.drop(namespace))
-        with state.guard():
-            state.counters.forget(namespace)
-        return evicted
+        with state.call("drop"):
+            state.ranks.together(partial(self._usable, namespace))
+            evicted = state.cycle(lambda index: index.drop(namespace))
+            with state.lock:
+                state.opened()
+                state.counters.forget(namespace)
+            return evicted
 
     def _usable(self, namespace: str = "") -> None:
         """Fails where a call would: before ranks act together."""
         check_namespace(namespace)
-        with self._state.guard():
-            pass
+        with self._state.lock:
+            self._state.opened()
 
     def clear(self) -> Eviction:
         """Drops everything, pinned or not, and gives MLX's pool back."""
-        self._state.enter("clear")
-        self._state.ranks.together(self._usable)
-        return self._state.clear()
+        with self._state.call("clear"):
+            self._state.ranks.together(self._usable)
+            return self._state.clear()
 
     def close(self) -> None:
-        """Clears the cache for good: later calls raise ClosedError. Closing twice is fine."""
+        """Clears the cache for good: later calls raise ClosedError. Closing twice is fine.
+
+        From a signal handler or a finalizer that interrupts another call of its thread, it takes effect
+        when that call ends.
+        """
         self._state.close()
         self._finalizer.detach()
 
@@ -395,22 +401,24 @@ class KVPrefixCache:
     ) -> None:
         self.close()
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a KVPrefixCache owns what it holds and cannot be copied or pickled; pass the object itself on"
+        )
+
     @property
     def nbytes(self) -> int:
         """Bytes held now, by the ledger."""
-        with self._state.guard() as index:
-            return index.nbytes
+        return self._state.read(lambda index: index.nbytes)
 
     @property
     def ntokens(self) -> int:
         """Tokens of KV held now; a shared prefix counts once."""
-        with self._state.guard() as index:
-            return index.ntokens
+        return self._state.read(lambda index: index.ntokens)
 
     def __len__(self) -> int:
         """Stored sequences: distinct ends of stores that are fully present, nested ones each."""
-        with self._state.guard() as index:
-            return index.sequences
+        return self._state.read(lambda index: index.sequences)
 
     def __bool__(self) -> bool:
         """A cache is a cache, also an empty one."""
@@ -422,15 +430,15 @@ class KVPrefixCache:
         return f"KVPrefixCache({len(self)} sequences, {self.ntokens} tokens, {self.nbytes} bytes)"
 
     def stats(self, namespace: str | None = None) -> Stats:
-        """Counters and figures, of all or of one namespace. O(number of namespaces).
+        """Counters and figures, of all or of one namespace.
 
         Args:
             namespace: None: all together. One that holds nothing has zeros.
         """
         if namespace is not None:
             check_namespace(namespace)
-        with self._state.guard() as index:
-            return self._state.counters.stats(index.stats(namespace), namespace)
+        counters = self._state.counters
+        return self._state.read(lambda index: counters.stats(index.stats(namespace), namespace))
 
     def validate(self) -> None:
         """Checks every invariant, the ledger against the arrays held included. O(everything).
@@ -438,10 +446,16 @@ class KVPrefixCache:
         Raises:
             InternalError: Names the broken invariant.
         """
-        with self._state.guard() as index:
-            index.validate()
-            figures = index.stats()
-            self._state.segments.check(figures.nbytes, figures.buffers, figures.segments, figures.checkpoints)
+        try:
+            with self._state.lock:
+                index = self._state.opened()
+                index.validate()
+                figures = index.stats()
+                self._state.segments.check(
+                    figures.nbytes, figures.buffers, figures.segments, figures.checkpoints
+                )
+        finally:
+            self._state.leave()
 
 
 def _whole(name: str, value: int, least: int = 0) -> int:

@@ -24,6 +24,15 @@ class ClosedError(KVCacheError):
     """The cache was closed."""
 
 
+class BusyError(KVCacheError):
+    """A signal handler or a finalizer called in the middle of another call of the same thread.
+
+    The call could not be served and changed nothing. ``close`` and the end of a session never raise it:
+    they are carried out when the interrupted call ends. Figures (``stats``, ``nbytes``, ``len``) and
+    ``peek`` are always served.
+    """
+
+
 class InternalError(KVCacheError):
     """A broken invariant: a defect of kvcache, worth a report."""
 

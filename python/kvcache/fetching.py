@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -9,7 +10,8 @@ from kvcache import arrays
 from kvcache._core import Tokens
 from kvcache.copying import Piece, join
 from kvcache.errors import ConfigError, InternalError
-from kvcache.layers.prompt import token_bytes
+from kvcache.layers.layout import ImageLeaf
+from kvcache.layers.prompt import leaf_bytes
 from kvcache.pressing import Relief
 from kvcache.results import Hit, media_keys
 from kvcache.sizes import LARGEST
@@ -17,7 +19,7 @@ from kvcache.sizes import LARGEST
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvcache._core import Acquired, Match
+    from kvcache._core import Acquired, Lease, Match
     from kvcache.layers.base import Image
     from kvcache.layers.layout import Layout
     from kvcache.results import MediaSpan, Reason
@@ -59,13 +61,14 @@ def hit_of(found: Match | Found, asked: Question, prompt_cache: list[Any] | None
 
 @dataclass
 class Question:
-    """What a caller asks for, as the index takes it."""
+    """What a caller asks for, as the index takes it, and when."""
 
     tokens: Any
     namespace: str
     media: Sequence[MediaSpan]
     key: Tokens
     spans: list[tuple[int, int, bytes]]
+    stamp: int
 
     @property
     def limit(self) -> int:
@@ -78,23 +81,41 @@ class Question:
 
 
 def check_namespace(namespace: str) -> None:
-    """Raises ``TypeError`` for anything but a text."""
+    """Checks that the index can take it.
+
+    Raises:
+        TypeError: No text.
+        ConfigError: A lone surrogate, which has no encoding.
+    """
     if not isinstance(namespace, str):
         raise TypeError(f"namespace must be a str, found {type(namespace).__name__}")
+    if not namespace.isascii():
+        try:
+            namespace.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(
+                f"namespace must be Unicode text, found the lone surrogate {namespace[error.start]!r} "
+                f"at position {error.start}"
+            ) from None
 
 
-def question(tokens: Any, namespace: str, media: Sequence[MediaSpan]) -> Question:
-    """Checks the arguments that all calls share.
+def question(
+    tokens: Any, namespace: str, media: Iterable[MediaSpan], clock: Callable[[], int] | None
+) -> Question:
+    """Checks the arguments that all calls share, and reads the clock where one is given.
 
     Raises:
         TokenError: A token id that is out of range, or more than one row.
         TypeError: Another type.
-        ConfigError: A media span that ends behind the tokens.
+        ConfigError: A media span that ends past the tokens; a namespace that is no Unicode text.
     """
     check_namespace(namespace)
-    asked = Question(tokens, namespace, media, Tokens(tokens), media_keys(media))
+    spans = tuple(media) if isinstance(media, Iterable) else media
+    asked = Question(
+        tokens, namespace, spans, Tokens(tokens), media_keys(spans), 0 if clock is None else clock()
+    )
     if asked.spans and (end := asked.spans[-1][0] + asked.spans[-1][1]) > len(asked.key):
-        raise ConfigError(f"a media span ends at {end}, behind the {len(asked.key)} tokens")
+        raise ConfigError(f"a media span ends at {end}, past the end of the {len(asked.key)} tokens")
     return asked
 
 
@@ -122,7 +143,7 @@ def agreed(
     ask: Callable[[], Question],
     *,
     whole: bool = False,
-    need: Callable[[Match], int] | None = None,
+    need: Callable[[Question, Match], int] | None = None,
 ) -> Agreed:
     """Agrees on what all ranks can serve.
 
@@ -145,14 +166,15 @@ def agreed(
         if asked is None:
             asked = ask()
             most = len(asked.key) if whole else asked.limit
-        with state.guard() as index:
+        with state.lock:
+            index = state.opened()
             found = index.lookup(asked.key, asked.namespace, asked.spans, min(most, limit))
         first = found if first is None else first
         at = -1 if first.checkpoint_at is None else first.checkpoint_at
         told = (_REASONS.index(first.reason), first.matched, at)
         if found.layout is None:
             return 0, 0, 0, *told
-        relief = Relief(state, 0 if need is None else need(found))
+        relief = Relief(state, 0 if need is None else need(asked, found))
         return found.length, found.layout, 0 if need is None else relief.units(), *told
 
     while True:
@@ -174,28 +196,26 @@ def fetch(state: State, ask: Callable[[], Question], take: bool) -> Hit:
     """Finds the longest usable prefix and hands out a copy of it, or with ``take`` the thing itself."""
     common: Agreed | None = None
     if state.ranks.grouped:
-        common = agreed(state, ask, need=lambda found: 0 if take else _nbytes(state, found))
+        common = agreed(state, ask, need=lambda asked, found: _estimate(state, asked, found, take))
         asked, limit = common.asked, common.limit
         if not common.found.length:
             return _counted(state, hit_of(common.found, asked, None), asked)
     else:
         asked = ask()
         limit = asked.limit
-    with state.guard() as index:
-        acquired = (index.take if take else index.acquire)(asked.key, asked.namespace, asked.spans, limit)
-        found = acquired.found
-        if found.layout is None:
-            hit = hit_of(found, asked, None)
-            state.counters.fetched(asked.namespace, hit, len(asked.key))
-            return hit
-        layout = state.layouts[found.layout]
-        pieces, images = _gather(state, acquired)
+    found, lent = _lend(state, asked, limit, take)
     try:
-        remaining = len(asked.key) - found.length
-        prompt_cache = _copy(state, acquired, layout, pieces, images, remaining, common)
+        if lent is not None:
+            relief = Relief(state, lent.allocation()) if common is None else common.relief
+            state.relieve(relief, None if common is None else common.units)
+            if take:
+                found, lent = _withdraw(state, asked, lent)
+        prompt_cache = None if lent is None else _copy(state, lent, take)
     finally:
-        state.release(acquired.lease)
-    return _counted(state, hit_of(found if common is None else common.found, asked, prompt_cache), asked)
+        if lent is not None:
+            state.contents.release(lent.lease, asked.stamp)
+    answer = found if common is None or lent is None else common.found
+    return _counted(state, hit_of(answer, asked, prompt_cache), asked)
 
 
 def peek(state: State, ask: Callable[[], Question]) -> Hit:
@@ -204,60 +224,144 @@ def peek(state: State, ask: Callable[[], Question]) -> Hit:
         common = agreed(state, ask)
         return hit_of(common.found, common.asked, None)
     asked = ask()
-    with state.guard() as index:
-        found = index.lookup(asked.key, asked.namespace, asked.spans, asked.limit)
+    found = state.contents.read(
+        lambda index: index.lookup(asked.key, asked.namespace, asked.spans, asked.limit)
+    )
     return hit_of(found, asked, None)
 
 
+@dataclass
+class Lent:
+    """A hit's arrays under a lease.
+
+    Attributes:
+        found: What the lookup found.
+        lease: Holds the path; None where all of it was taken.
+        layout: The layout of the arrays.
+        pieces: Segments from the root down.
+        images: The checkpoint's window and state layers.
+        trim: The images are past the hit's length and are trimmed to it.
+        remaining: Tokens that the caller is going to add.
+        takeable: Tokens that leave the cache as they are handed out.
+    """
+
+    found: Match
+    lease: Lease | None
+    layout: Layout
+    pieces: list[Piece]
+    images: list[Image]
+    trim: bool
+    remaining: int
+    takeable: int
+
+    def allocation(self) -> int:
+        """Bytes that handing it out adds to what is held, at the peak."""
+        images = [arrays.nbytes(image.arrays) for image in self.images]
+        return _allocation(self.layout, self.found.length, self.remaining, images, self.takeable)
+
+
+def _allocation(layout: Layout, length: int, remaining: int, images: list[int], takeable: int) -> int:
+    """Bytes that handing caches out adds to what is held, at the peak: their room included.
+
+    Args:
+        layout: Their layout.
+        length: Tokens that they hold.
+        remaining: Tokens that the caller is going to add.
+        images: Bytes of each window or state layer.
+        takeable: Tokens that leave the cache as they are handed out. Then layer goes by layer, and what
+            is let go of makes room for the next.
+    """
+    held = peak = 0
+    left = iter(images)
+    for leaf in layout.leaves:
+        if isinstance(leaf, ImageLeaf):
+            new = old = next(left)
+        else:
+            nbytes = leaf_bytes(leaf)
+            # A room is filled with one zero, broadcast.
+            zeros = sum(dtype.size for _, _, dtype in leaf.arrays)
+            new, old = leaf.adapter.capacity(length, remaining) * nbytes + zeros, takeable * nbytes
+        peak = max(peak, held + new)
+        held += new - old if takeable else new
+    return peak
+
+
+def _lend(state: State, asked: Question, limit: int, take: bool) -> tuple[Match, Lent | None]:
+    """Leases what a fetch copies."""
+    with state.lock:
+        index = state.opened()
+        place = asked.key, asked.namespace, asked.spans, limit
+        takeable = index.takeable(*place) if take else 0
+        acquired = index.acquire(*place)
+        return acquired.found, _gather(state, asked, acquired, takeable)
+
+
+def _withdraw(state: State, asked: Question, lent: Lent) -> tuple[Match, Lent | None]:
+    """Moves what was lent out of the cache, as far as nobody else continues it.
+
+    Only now: what fails before the copy has lost nothing. Less of it, or none, where another thread
+    dropped it meanwhile.
+    """
+    with state.lock:
+        index = state.opened()
+        if lent.lease is not None:
+            index.release(lent.lease, asked.stamp)
+        acquired = index.take(asked.key, asked.namespace, asked.spans, lent.found.length)
+        withdrawn = _gather(state, asked, acquired, lent.takeable)
+        state.contents.settle()
+    # A lookup of that much and no more has no advice; the first answer had.
+    same = acquired.found.length == lent.found.length
+    return (lent.found if same else acquired.found), withdrawn
+
+
 def _counted(state: State, hit: Hit, asked: Question) -> Hit:
-    with state.guard():
+    with state.lock:
+        state.opened()
         state.counters.fetched(asked.namespace, hit, len(asked.key))
     return hit
 
 
-def _nbytes(state: State, found: Match) -> int:
+def _estimate(state: State, asked: Question, found: Match, take: bool) -> int:
     """Bytes that a copy will need, as far as they are known before it is looked at."""
     if found.layout is None:
         return 0
-    checkpoint = state.checkpoint_bytes.get(found.layout, 0)
-    return found.length * token_bytes(state.layouts[found.layout]) + checkpoint
+    with state.lock:
+        index = state.opened()
+        layout = state.layouts[found.layout]
+        # Of the checkpoint only the sum is known here.
+        images = [state.checkpoint_bytes.get(found.layout, 0), *[0] * len(layout.leaves)]
+        takeable = index.takeable(asked.key, asked.namespace, asked.spans, found.length) if take else 0
+    return _allocation(layout, found.length, len(asked.key) - found.length, images, takeable)
 
 
-def _gather(state: State, acquired: Acquired) -> tuple[list[Piece], list[Image]]:
-    """The arrays of a hit. What was taken has no other owner any more."""
-    taken = acquired.taken
+def _gather(state: State, asked: Question, acquired: Acquired, takeable: int) -> Lent | None:
+    """The arrays of a hit; under the lock. What was taken has no other owner any more."""
+    found, taken = acquired.found, acquired.taken
+    if found.layout is None:
+        return None
     owned = frozenset(taken.segments) if taken else frozenset()
-    pieces = []
-    for number, tokens in acquired.pieces:
-        segment = state.segments.segment(number)
-        pieces.append(Piece(list(segment), tokens, owned=number in owned))
+    pieces = [
+        Piece(list(state.segments.segment(number)), tokens, owned=number in owned)
+        for number, tokens in acquired.pieces
+    ]
     stored = state.segments.checkpoint(acquired.checkpoint[0]) if acquired.checkpoint else []
-    images = [replace(image, arrays=list(image.arrays)) for image in stored]
-    if taken:
-        state.segments.remove(taken)
-    return pieces, images
+    return Lent(
+        found=found,
+        lease=acquired.lease,
+        layout=state.layouts[found.layout],
+        pieces=pieces,
+        images=[replace(image, arrays=list(image.arrays)) for image in stored],
+        trim=acquired.checkpoint is not None and acquired.checkpoint[1] > found.length,
+        remaining=len(asked.key) - found.length,
+        takeable=takeable,
+    )
 
 
-def _copy(
-    state: State,
-    acquired: Acquired,
-    layout: Layout,
-    pieces: list[Piece],
-    images: list[Image],
-    remaining: int,
-    common: Agreed | None,
-) -> list[Any]:
-    length = acquired.found.length
-    trim = acquired.checkpoint is not None and acquired.checkpoint[1] > length
-    frugal = acquired.taken is not None
-    nbytes = length * token_bytes(layout) + arrays.nbytes(array for image in images for array in image.arrays)
-    if common is None:
-        state.relieve(Relief(state, 0 if frugal else nbytes))
-    else:
-        state.relieve(common.relief, common.units)
+def _copy(state: State, lent: Lent, take: bool) -> list[Any]:
+    length = lent.found.length
     return state.allocating(
-        lambda: join(layout, pieces, images, length, trim, remaining, frugal),
-        nbytes,
+        lambda: join(lent.layout, lent.pieces, lent.images, length, lent.trim, lent.remaining, frugal=take),
+        lent.allocation(),
         f"fetching {length} tokens",
-        again=not frugal,
+        again=not take,
     )[0]

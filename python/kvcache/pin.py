@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NoReturn, Self
 
 from kvcache.fetching import agreed
 
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
+    from kvcache._core import Lease
     from kvcache.fetching import Question
     from kvcache.state import State
 
@@ -21,16 +22,20 @@ class Pin:
         tokens: Tokens pinned; 0 where nothing matched.
     """
 
-    def __init__(self, state: State, lease: int | None, tokens: int) -> None:
+    def __init__(self, state: State, lease: Lease | None, tokens: int) -> None:
         self.tokens = tokens
         self._state = state
+        # A lease that is collected with its pin ends by itself.
         self._lease = lease
 
     def release(self) -> None:
         """Lets go: the prefix is plain LRU again, most recently used. A second call does nothing."""
-        lease, self._lease = self._lease, None
-        self._state.enter("release")
-        self._state.release(lease)
+        with self._state.call("release"):
+            stamp = self._state.stamp()
+            lease, self._lease = self._lease, None
+            # In the middle of another call of this thread, letting go of it is enough.
+            if not self._state.lock.owned:
+                self._state.contents.release(lease, stamp)
 
     def __enter__(self) -> Self:
         return self
@@ -43,10 +48,8 @@ class Pin:
     ) -> None:
         self.release()
 
-    def __del__(self) -> None:
-        # A finalizer may run anywhere, also under the lock: it only enqueues.
-        if self._lease is not None:
-            self._state.abandoned.append(self._lease)
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Pin holds what is in one cache and cannot be copied or pickled; pin again instead")
 
     def __repr__(self) -> str:
         return f"Pin(tokens={self.tokens})"
@@ -62,6 +65,7 @@ def pin(state: State, ask: Callable[[], Question]) -> Pin:
     else:
         asked = ask()
         limit = len(asked.key)
-    with state.guard() as index:
+    with state.lock:
+        index = state.opened()
         acquired = index.acquire(asked.key, asked.namespace, asked.spans, limit)
     return Pin(state, acquired.lease, acquired.found.length)

@@ -14,7 +14,7 @@ from kvcache.segments import image_figures
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvcache._core import CacheIndex, Drafted, Planned
+    from kvcache._core import CacheIndex, Drafted, Plan, Planned
     from kvcache.fetching import Question
     from kvcache.layers.layout import Layout
     from kvcache.layers.prompt import Prompt
@@ -36,6 +36,7 @@ class Reading:
         checkpointed: Some rank has layers that are kept in checkpoints.
         trimmable: On every rank a checkpoint of it would serve shorter lengths too.
         number: The layout's number, where ranks had to agree on one.
+        planned: The layout's number in the plan at hand.
     """
 
     prompt: Prompt
@@ -45,6 +46,7 @@ class Reading:
     checkpointed: bool
     trimmable: bool
     number: int | None = None
+    planned: int = -1
 
 
 @dataclass
@@ -71,6 +73,7 @@ def plan(state: State, asked: Question, reading: Reading, label: str) -> Step:
     def request(index: CacheIndex, stamp: int) -> Callable[[], Planned | Drafted]:
         state.require_match(asked.namespace, reading.layout)
         number = state.layout_id(reading.layout) if reading.number is None else reading.number
+        reading.planned = number
         if reading.checkpointed:
             state.checkpoint_bytes[number] = nbytes
         return partial(
@@ -88,42 +91,35 @@ def plan(state: State, asked: Question, reading: Reading, label: str) -> Step:
         )
 
     if state.ranks.grouped:
-        return _agreed(state, request)
-    stamp = state.stamp()
-    with state.guard() as index:
-        planned = cast("Planned", request(index, stamp)())
+        return _agreed(state, asked.stamp, request)
+    with state.lock:
+        planned = cast("Planned", request(state.opened(), asked.stamp)())
         halved = _halved(state, planned)
-        dropped = state.segments.remove(planned.evicted)
+        dropped = state.contents.settle()
     evicted = Eviction()
     if planned.evicted:
         try:
             evicted = state.finish(planned.evicted, dropped)
         except BaseException:
-            abort(state, planned.plan)
+            state.abort(planned.plan)
             raise
     return Step(planned.outcome, planned, halved, evicted)
-
-
-def abort(state: State, plan: int | None) -> None:
-    """Gives a draft or a plan up."""
-    with state.lock:
-        if not state.closed and plan is not None:
-            state.segments.remove(state.index.abort(plan))
 
 
 def _halved(state: State, planned: Planned) -> Segment | None:
     return None if planned.split is None else list(state.segments.segment(planned.split[0]))
 
 
-def _agreed(state: State, request: Callable[[CacheIndex, int], Callable[[], Planned | Drafted]]) -> Step:
+def _agreed(
+    state: State, stamp: int, request: Callable[[CacheIndex, int], Callable[[], Planned | Drafted]]
+) -> Step:
     """A plan of equal length on all ranks, after equal evictions."""
     drafted: Drafted | None = None
 
     def propose() -> tuple[int, int, int, int]:
         nonlocal drafted
-        stamp = state.stamp()
-        with state.guard() as index:
-            drafted = cast("Drafted", request(index, stamp)())
+        with state.lock:
+            drafted = cast("Drafted", request(state.opened(), stamp)())
         return _OUTCOMES.index(drafted.outcome), drafted.matched, drafted.length, drafted.length_anew
 
     try:
@@ -137,33 +133,36 @@ def _agreed(state: State, request: Callable[[CacheIndex, int], Callable[[], Plan
             return Step(drafted.outcome, None, None, Eviction())
         length = max(lows[2:])
         if length == 0:
-            abort(state, drafted.draft)
+            state.abort(drafted.draft)
             return Step("too_large", None, None, Eviction())
         return _settled(state, drafted.draft, length, anew=lows[3] > lows[2])
     except BaseException:
-        abort(state, None if drafted is None else drafted.draft)
+        state.abort(None if drafted is None else drafted.draft)
         raise
 
 
-def _settled(state: State, draft: int, length: int, *, anew: bool) -> Step:
+def _settled(state: State, draft: Plan, length: int, *, anew: bool) -> Step:
     """Evicts the agreed number of units until every rank has room, then promises."""
     evicted = Eviction()
 
     def over() -> int:
         nonlocal anew, evicted
-        with state.guard() as index:
+        with state.lock:
+            index = state.opened()
             nbytes, buffers, given_up = index.settle(draft, length, anew)
-            dropped = state.segments.remove(given_up)
+            dropped = state.contents.settle()
             units = index.count_units(nbytes=nbytes, buffers=buffers)
         anew = False
         if given_up:
             evicted += state.finish(given_up, dropped)
         if not units and (nbytes or buffers):
-            raise InternalError(f"a store that was to fit lacks {nbytes} bytes and {buffers} buffers")
+            raise InternalError(
+                f"a store that was planned to fit is short of {nbytes} bytes and {buffers} buffers"
+            )
         return units
 
     while units := state.ranks.most(over):
         evicted += state.evict_units(units)
-    with state.guard() as index:
-        planned = index.promise(draft)
+    with state.lock:
+        planned = state.opened().promise(draft)
         return Step("ready", planned, _halved(state, planned), evicted)

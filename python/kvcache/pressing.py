@@ -9,6 +9,7 @@ import mlx.core as mx
 from loguru import logger
 
 from kvcache.arrays import is_allocation_failure
+from kvcache.results import Eviction
 from kvcache.sizes import format_size
 
 if TYPE_CHECKING:
@@ -62,37 +63,69 @@ class Attempt(Generic[T]):
 
 
 class Relief:
-    """Counts the units that measured memory asks for, cycle by cycle."""
+    """Counts the units that measured memory asks for, cycle by cycle.
+
+    ``memory_limit`` is measured on MLX's own counter, which falls by what is evicted. A pressure source
+    may move for reasons of its own, or not at all. So:
+
+    - MLX's pool is cleared before any entry is evicted;
+    - an excess beyond all that could be evicted costs one unit;
+    - a source that has not yet answered to an eviction is tried with one unit;
+    - another cycle follows only where the excess fell by about what the last one evicted.
+    """
 
     def __init__(self, state: State, need: int) -> None:
         self._state = state
         self._need = need
         self._before: int | None = None
-        self._given_up = False
+        self._last = Eviction()
+        self._done = False
+
+    def evicted(self, eviction: Eviction) -> None:
+        """Notes what a cycle evicted on the counted units."""
+        self._last = eviction
 
     def units(self) -> int:
-        """Units of the order of eviction that should go now; 0 once enough went, or none would help."""
-        excess = 0 if self._given_up else self._excess()
+        """Units to evict now; 0 once enough has been evicted, or none would help."""
+        if self._done:
+            return 0
+        over, foreign = self._measure()
+        excess = max(over, foreign)
         before, self._before = self._before, excess
+        if before is not None and not self._answered(before - excess):
+            self._done = True
+            self._state.pressure_answers = False
+            if excess > 0:
+                logger.warning(
+                    "evicting {} did not lower the memory pressure of {}, which is not this cache's; "
+                    "the rest is kept",
+                    format_size(self._last.nbytes),
+                    format_size(before),
+                )
+            return 0
+        if before is not None and foreign:
+            self._state.pressure_answers = True
         if excess <= 0:
             return 0
-        if before is not None and excess >= before:
-            self._given_up = True
-            logger.warning(
-                "evicting did not lower the memory pressure of {}: it is not this cache's; the rest is kept",
-                format_size(before),
-            )
-            return 0
-        with self._state.guard() as index:
-            figures = index.stats()
-            if before is None and excess >= figures.nbytes - figures.leased_bytes:
-                return min(1, figures.units)
+        with self._state.lock:
+            index = self._state.opened()
+            if excess > index.nbytes - index.leased_bytes:
+                self._done = before is not None
+                return 0 if self._done else min(1, index.units)
+            if foreign > over and not self._state.pressure_answers:
+                return min(1, index.units)
             return index.count_units(nbytes=excess)
 
-    def _excess(self) -> int:
-        """What measured memory is over its limits. MLX's pool goes before any entry does."""
-        excess = self._state.limits.excess(self._need)
-        if excess > 0 and self._before is None and mx.get_cache_memory():
+    def _answered(self, fall: int) -> bool:
+        """Whether the excess fell by about what the last cycle gave back."""
+        given = self._last.nbytes
+        return given == 0 or given // 2 <= fall <= 2 * max(given, self._last.freed)
+
+    def _measure(self) -> tuple[int, int]:
+        """Bytes over ``memory_limit``, and bytes that the pressure source wants gone."""
+        limits = self._state.limits
+        measured = limits.over(self._need), limits.pressed()
+        if max(measured) > 0 and self._before is None and mx.get_cache_memory():
             mx.clear_cache()
-            excess = self._state.limits.excess(self._need)
-        return excess
+            measured = limits.over(self._need), limits.pressed()
+        return measured

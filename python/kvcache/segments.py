@@ -12,7 +12,6 @@ from kvcache.errors import InternalError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from kvcache._core import Dropped
     from kvcache.arrays import Array
     from kvcache.layers.base import Image
 
@@ -28,7 +27,6 @@ class SegmentStore:
     def __init__(self) -> None:
         self._segments: dict[int, Segment] = {}
         self._checkpoints: dict[int, Checkpoint] = {}
-        self._abandoned = False
 
     def put(self, segments: dict[int, Segment], checkpoint: tuple[int, Checkpoint] | None) -> None:
         """Takes over the arrays of one commit."""
@@ -44,14 +42,15 @@ class SegmentStore:
         """The images under an id."""
         return self._checkpoints[number]
 
-    def remove(self, dropped: Dropped) -> list[Array]:
-        """Hands out the arrays of what the index dropped, each once."""
-        if self._abandoned:
-            return []
-        segments = [self._segments.pop(number) for number in dropped.segments]
-        checkpoints = [self._checkpoints.pop(number) for number in dropped.checkpoints]
-        found = [array for segment in segments for array in segment]
-        found += [array for images in checkpoints for image in images for array in image.arrays]
+    def remove(self, segments: Iterable[int], checkpoints: Iterable[int]) -> list[Array]:
+        """Hands out the arrays under these ids. Ids without arrays are passed over."""
+        found = [array for number in segments for array in self._segments.pop(number, ())]
+        found += [
+            array
+            for number in checkpoints
+            for image in self._checkpoints.pop(number, ())
+            for array in image.arrays
+        ]
         return found
 
     def remove_all(self) -> list[Array]:
@@ -66,7 +65,6 @@ class SegmentStore:
 
     def abandon(self) -> None:
         """The cache was collected: its arrays go, and their memory comes back."""
-        self._abandoned = True
         self.remove_all()
         mx.clear_cache()
 

@@ -11,14 +11,14 @@ import mlx.core as mx
 from loguru import logger
 
 from kvcache._core import Tokens
-from kvcache.errors import AllocationError, ConfigError
+from kvcache.errors import AllocationError, BusyError, ConfigError
 from kvcache.fetching import Question, rest
 from kvcache.layers.base import ImageAdapter, Refusal
 from kvcache.layers.prompt import Prompt, token_bytes
 from kvcache.results import Hit, MediaSpan, Stored, media_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
     from types import TracebackType
 
     from kvcache.cache import KVPrefixCache
@@ -63,7 +63,7 @@ class Session:
         model: Any,
         draft_model: Any,
         namespace: str,
-        media: Sequence[MediaSpan],
+        media: Iterable[MediaSpan],
         take: bool,
         prefill_step_size: int,
         kv_bits: int | None,
@@ -75,8 +75,8 @@ class Session:
         self._local_spans = self._spans_only = True
         self._models = [each for each in (model, draft_model) if each is not None]
         self._namespace = namespace
-        self._spans = media_keys(media)
-        self._media = tuple(media)
+        self._media = tuple(media) if hasattr(media, "__iter__") else media
+        self._spans = media_keys(self._media)
         self._take = take
         self._step = prefill_step_size
         self._kv_bits = kv_bits
@@ -112,7 +112,8 @@ class Session:
         """Whether this rank has span layers only, and whether its namespace knows the bytes of a token."""
         self.prompt_cache = self._caches()
         self._local_spans = _spans_only(self.prompt_cache)
-        with self._cache._state.guard() as index:
+        with self._cache._state.lock:
+            index = self._cache._state.opened()
             return self._local_spans, bool(index.layouts(self._namespace))
 
     def _caches(self) -> list[Any]:
@@ -133,7 +134,8 @@ class Session:
     def _reserve(self) -> None:
         """Makes room once for the whole prompt, as far as the bytes of a token are known."""
         state, left, nbytes = self._cache._state, len(self._key) - self.hit.length, 0
-        with state.guard() as index:
+        with state.lock:
+            index = state.opened()
             layouts = index.layouts(self._namespace)
             if layouts:
                 nbytes = left * token_bytes(state.layouts[layouts[-1]])
@@ -262,8 +264,11 @@ class Session:
         )
 
     def _store(self, key: Tokens, length: int | None) -> Stored:
-        asked = Question(None, self._namespace, self._media, key, self._spans)
-        return self._cache._store(lambda: asked, self.prompt_cache, length, "", donate=False)
+        def ask() -> Question:
+            stamp = self._cache._state.stamp()
+            return Question(None, self._namespace, self._media, key, self._spans, stamp)
+
+        return self._cache._store(ask, self.prompt_cache, length, "", donate=False)
 
     def __exit__(
         self,
@@ -273,6 +278,9 @@ class Session:
     ) -> None:
         try:
             self._leave(error)
+        except BusyError:
+            # A collected generator in the middle of another call of this thread: once that has ended.
+            self._cache._state.defer(lambda: self._leave(error))
         except Exception:
             if error is None:
                 raise

@@ -1,34 +1,37 @@
-"""What all operations of one cache share: the lock, the index, the arrays, and the eviction cycle.
+"""What all operations of one cache share: contents, limits, counters, and the eviction cycle.
 
-One lock guards index and arrays' bookkeeping. Array work, collections, the caller's clock and the
-pressure source run outside it.
+Array work, collections, the caller's clock and the pressure source run outside the lock.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
-from contextlib import contextmanager
+from numbers import Real
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import mlx.core as mx
+from loguru import logger
 
-from kvcache.errors import AllocationError, ClosedError, ConfigError, RankError
+from kvcache.contents import Contents
+from kvcache.errors import AllocationError, BusyError, ConfigError, RankError
 from kvcache.layers.base import Refusal
-from kvcache.memory.reclaim import GcPolicy, reclaim
+from kvcache.memory.reclaim import Reclaim
 from kvcache.pressing import FAILED, SUCCEEDED, Attempt, Relief
 from kvcache.results import Eviction
-from kvcache.segments import SegmentStore
-from kvcache.sizes import format_size
+from kvcache.sizes import LARGEST, format_size
 from kvcache.stats import Counters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from types import TracebackType
 
-    from kvcache._core import CacheIndex, Dropped
+    from kvcache._core import CacheIndex, Dropped, Plan
     from kvcache.arrays import Array
     from kvcache.layers.layout import Layout
     from kvcache.memory.limits import MemoryLimits
+    from kvcache.memory.reclaim import GcPolicy
     from kvcache.ranks import Ranks
 
 T = TypeVar("T")
@@ -50,43 +53,61 @@ class State:
         max_checkpoints: int,
         ranks: Ranks,
     ) -> None:
-        self.lock = threading.Lock()
+        self.contents = Contents(index, grouped=ranks.grouped)
+        self.lock = self.contents.lock
         self.index = index
-        self.segments = SegmentStore()
+        self.segments = self.contents.segments
         self.counters = Counters()
         self.limits = limits
-        self.policy = policy
         self.max_checkpoints = max_checkpoints
         self.ranks = ranks
-        self.closed = False
         self.layouts: dict[int, Layout] = {}
         # Bytes of the last checkpoint stored, by layout: what a session reserves for one.
         self.checkpoint_bytes: dict[int, int] = {}
-        # Leases whose pins were collected: finalizers only enqueue.
-        self.abandoned: deque[int] = deque()
+        # Whether the pressure source was last seen to answer to an eviction.
+        self.pressure_answers = False
+        self._reclaim = Reclaim(policy)
         self._layout_ids: dict[Layout, list[int]] = {}
         self._next_layout = 0
         self._labels: dict[str, int] = {"": 0}
         self._clock = clock
+        # What a signal handler or a finalizer asked for in mid-call, with the thread it came from.
+        self._deferred: deque[tuple[int, Callable[[], object]]] = deque()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the cache was closed."""
+        return self.contents.closed
 
     def stamp(self) -> int:
-        """The caller's time in microseconds. Call it without the lock: the clock is the caller's."""
-        return max(0, int(self._clock() * 1e6))
-
-    @contextmanager
-    def guard(self) -> Iterator[CacheIndex]:
-        """The index, under the lock.
+        """The caller's time in microseconds. Read once a call, before it has changed anything.
 
         Raises:
-            ClosedError: The cache is closed.
+            TypeError: The clock returns no number.
+            ConfigError: It returns NaN, infinity, or more than 2⁶² microseconds.
         """
-        with self.lock:
-            if self.closed:
-                raise ClosedError("this cache is closed; make a new KVPrefixCache")
-            # When a collection runs is no rank's to choose, so ranks release pins by hand.
-            while self.abandoned and not self.ranks.grouped:
-                self.segments.remove(self.index.release(self.abandoned.popleft(), 0))
-            yield self.index
+        seconds = self._clock()
+        if isinstance(seconds, bool) or not isinstance(seconds, Real):
+            raise TypeError(f"clock must return seconds as a number, found {type(seconds).__name__}")
+        microseconds = float(seconds) * 1e6
+        if not math.isfinite(microseconds) or microseconds > LARGEST:
+            raise ConfigError(f"clock must return a finite number of seconds, found {seconds!r}")
+        return max(0, int(microseconds))
+
+    def opened(self) -> CacheIndex:
+        """The index; under the lock. See :meth:`Contents.opened`."""
+        return self.contents.opened()
+
+    def read(self, query: Callable[[CacheIndex], T]) -> T:
+        """A call that only asks for figures: see :meth:`Contents.read`."""
+        try:
+            return self.contents.read(query)
+        finally:
+            self.leave()
+
+    def call(self, name: str) -> Call:
+        """The extent of a public call."""
+        return Call(self, name)
 
     def enter(self, call: str) -> None:
         """Where a public call begins; in debug mode the ranks are compared before they act."""
@@ -97,14 +118,32 @@ class State:
             lines = self.index.outline()
             self.ranks.check(call, lines, closed=self.closed)
 
-    def release(self, lease: int | None) -> None:
-        """Ends a lease. What only it kept goes to MLX's pool until the next cycle."""
-        if lease is None:
+    def defer(self, action: Callable[[], object]) -> None:
+        """Has ``action`` run when the call ends that this thread is in the middle of."""
+        self._deferred.append((threading.get_ident(), action))
+
+    def leave(self) -> None:
+        """Where a public call ends: what was deferred on this thread is done, unless still in mid-call."""
+        if not self._deferred or self.lock.owned:
             return
-        stamp = self.stamp()
-        with self.lock:
-            if not self.closed:
-                self.segments.remove(self.index.release(lease, stamp))
+        mine: list[Callable[[], object]] = []
+        others: list[tuple[int, Callable[[], object]]] = []
+        # One bytecode each: other threads, and calls of the actions themselves, come here too.
+        while self._deferred:
+            try:
+                thread, action = self._deferred.popleft()
+            except IndexError:
+                break
+            if thread == threading.get_ident():
+                mine.append(action)
+            else:
+                others.append((thread, action))
+        self._deferred.extend(others)
+        for action in mine:
+            try:
+                action()
+            except Exception:  # noqa: BLE001 - its caller is gone, and this one asked for something else
+                logger.exception("what a signal handler or a finalizer had asked for failed")
 
     def cycle(self, plan: Callable[[CacheIndex], Dropped | None], *, always: bool = False) -> Eviction:
         """One eviction cycle: plan in the index, drop the arrays, reclaim, measure.
@@ -113,24 +152,33 @@ class State:
             plan: What to drop; None or nothing ends the cycle before it starts.
             always: Reclaim even where nothing was dropped.
         """
-        with self.guard() as index:
-            dropped = plan(index)
-            if dropped is None:
-                return Eviction()
-            arrays = self.segments.remove(dropped)
-        if not (always or dropped):
+        with self.lock:
+            dropped = plan(self.opened())
+            arrays = self.contents.settle()
+        if dropped is None or not (always or dropped):
             return Eviction()
         return self.finish(dropped, arrays)
 
     def finish(self, dropped: Dropped, arrays: list[Array]) -> Eviction:
-        """Ends a cycle whose drop was planned beside something else; counts it."""
-        eviction = reclaim(dropped, arrays, self.policy)
+        """Ends a cycle whose drop was planned along with something else; counts it."""
+        eviction = self._reclaim.run(dropped, arrays)
         with self.lock:
             self.counters.evicted(eviction)
         return eviction
 
+    def abort(self, plan: Plan | None) -> Eviction:
+        """Gives a draft or a plan up, and with it KV that nothing else kept."""
+        if plan is None:
+            return Eviction()
+        with self.lock:
+            if self.closed:
+                return Eviction()
+            dropped = self.opened().abort(plan)
+            arrays = self.contents.settle()
+        return self.finish(dropped, arrays) if dropped else Eviction()
+
     def evict(self, need: Callable[[CacheIndex], tuple[int, int]]) -> Eviction:
-        """One cycle that evicts the shortest run of the order of eviction with so many bytes and tokens.
+        """One cycle that evicts units in eviction order until the needed bytes and tokens are gone.
 
         Args:
             need: (bytes, tokens) that must go; called under the lock, may refuse bad input.
@@ -144,22 +192,19 @@ class State:
             return self.cycle(plan)
 
         def count() -> int:
-            with self.guard() as index:
+            with self.lock:
+                index = self.opened()
                 nbytes, tokens = need(index)
                 return index.count_units(nbytes=nbytes, tokens=tokens)
 
         return self.evict_units(self.ranks.most(count))
 
     def evict_units(self, units: int) -> Eviction:
-        """One cycle that evicts ``units`` of the order of eviction."""
+        """One cycle that evicts ``units`` in eviction order."""
         return self.cycle(lambda index: index.evict(units=units))
 
     def relieve(self, relief: Relief, units: int | None = None) -> Eviction:
-        """Evicts while the measured memory asks for it.
-
-        Stops where eviction cannot cure the pressure: a cycle freed bytes and the source did not
-        fall. What is left then stays; so that something is left, pressure beyond all that could go
-        is met with one unit first.
+        """Evicts while the measured memory asks for it and answers to it: see :class:`Relief`.
 
         Args:
             relief: Measures, for what is about to be allocated.
@@ -172,7 +217,9 @@ class State:
             # Not whether anything went here: a rank that holds nothing more stays for the others.
             if not units:
                 return total
-            total += self.evict_units(units)
+            evicted = self.evict_units(units)
+            relief.evicted(evicted)
+            total += evicted
             units = None
 
     def allocating(
@@ -239,13 +286,23 @@ class State:
             self._forget_layouts()
         number = self._next_layout
         self._next_layout += 1
-        self._layout_ids.setdefault(layout, []).append(number)
-        self.layouts[number] = layout
+        self.keep_layout(number, layout)
         return number
 
+    def keep_layout(self, number: int, layout: Layout) -> None:
+        """Has the number stand for the layout; under the lock.
+
+        A commit says so again: between two sections of a store other stores may have had it forgotten.
+        """
+        if self.layouts.setdefault(number, layout) is layout and number not in (
+            numbers := self._layout_ids.setdefault(layout, [])
+        ):
+            numbers.append(number)
+            numbers.sort()
+
     def _forget_layouts(self) -> None:
-        live = {number for name in self.index.namespaces() for number in self.index.layouts(name)}
-        self.layouts = {number: layout for number, layout in self.layouts.items() if number in live}
+        live = self.index.live_layouts()
+        self.layouts = {number: self.layouts[number] for number in live if number in self.layouts}
         self._layout_ids = {}
         for number, layout in self.layouts.items():
             self._layout_ids.setdefault(layout, []).append(number)
@@ -276,18 +333,46 @@ class State:
         return {label: figures[number] for label, number in self._labels.items() if number < len(figures)}
 
     def clear(self) -> Eviction:
-        """Drops everything, also what an interrupted call may have left without an owner."""
-        with self.guard() as index:
-            dropped = index.clear()
-            arrays = self.segments.remove_all()
+        """Drops everything, even what an interrupted call may have left without an owner."""
+        with self.lock:
+            dropped = self.opened().clear()
+            arrays = [*self.contents.settle(), *self.segments.remove_all()]
         return self.finish(dropped, arrays)
 
     def close(self) -> None:
-        """Drops everything for good; what other threads have under way ends with ClosedError."""
-        with self.lock:
-            if self.closed:
-                return
-            self.closed = True
-            dropped = self.index.clear()
-            arrays = self.segments.remove_all()
+        """Drops everything for good; what other threads have under way ends with ClosedError.
+
+        In the middle of another call of this thread it waits for that call's end.
+        """
+        try:
+            with self.lock:
+                if self.closed:
+                    return
+                dropped = self.opened().clear()
+                arrays = [*self.contents.settle(), *self.segments.remove_all()]
+                self.contents.closed = True
+        except BusyError:
+            self.defer(self.close)
+            return
         self.finish(dropped, arrays)
+
+
+class Call:
+    """The extent of a public call, for a ``with`` block."""
+
+    __slots__ = ("_name", "_state")
+
+    def __init__(self, state: State, name: str) -> None:
+        self._state = state
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._state.enter(self._name)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._state.leave()

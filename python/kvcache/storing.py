@@ -8,8 +8,8 @@ from kvcache import arrays
 from kvcache.copying import Copies, cut
 from kvcache.errors import AllocationError, InternalError
 from kvcache.layers.base import Refusal
-from kvcache.layers.prompt import Prompt, token_bytes
-from kvcache.planning import Reading, abort, plan
+from kvcache.layers.prompt import Prompt, leaf_bytes
+from kvcache.planning import Reading, plan
 from kvcache.pressing import Relief
 from kvcache.results import Eviction, Stored
 from kvcache.segments import image_figures
@@ -18,8 +18,9 @@ from kvcache.sizes import format_size
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvcache._core import Planned
+    from kvcache._core import Plan, Planned
     from kvcache.fetching import Question
+    from kvcache.layers.base import Image
     from kvcache.layers.layout import Layout
     from kvcache.results import StoreReason
     from kvcache.segments import Segment
@@ -98,7 +99,8 @@ class Store:
             stored = self._store(reading)
         except Refusal as found:
             stored = self._result(cast("StoreReason", found.reason), detail=found.detail)
-        with self._state.guard():
+        with self._state.lock:
+            self._state.opened()
             self._state.counters.stored(asked.namespace, stored)
         return stored
 
@@ -118,7 +120,8 @@ class Store:
         wait for other ranks, which must not have failed in between.
         """
         arrays.evaluate(prompt.arrays())
-        with self._state.guard() as index:
+        with self._state.lock:
+            index = self._state.opened()
             self._state.require_match(asked.namespace, layout)
             index.lookup(asked.key.head(length), asked.namespace, asked.within(length), 0)
 
@@ -133,11 +136,13 @@ class Store:
             low, high = lows[0], highs[0]
         if low != _NEW:
             return low
-        with self._state.guard():
+        with self._state.lock:
+            self._state.opened()
             return self._state.add_layout(reading.layout)
 
     def _newest(self, reading: Reading, limit: int | None = None) -> int:
-        with self._state.guard():
+        with self._state.lock:
+            self._state.opened()
             number = self._state.newest_layout(reading.layout, limit)
         return _NEW if number is None else number
 
@@ -152,12 +157,12 @@ class Store:
             try:
                 copies = self._copy(planned, reading, step.halved)
             except BaseException as error:
-                abort(self._state, planned.plan)
+                given_up = self._state.abort(planned.plan)
                 if isinstance(error, AllocationError):
-                    error.evicted = self._evicted + error.evicted
+                    error.evicted = self._evicted + error.evicted + given_up
                 raise
             step.halved = None
-            if self._commit(planned, copies):
+            if self._commit(planned, copies, reading):
                 break
             if self._donate:
                 return self._given_up(reading.length)
@@ -193,20 +198,23 @@ class Store:
     def _held(self, length: int) -> int:
         """Tokens of the key that are held already."""
         asked = self._asked
-        with self._state.guard() as index:
-            found = index.lookup(asked.key.head(length), asked.namespace, asked.within(length), length)
-        return found.length
+        key, spans = asked.key.head(length), asked.within(length)
+        return self._state.contents.read(
+            lambda index: index.lookup(key, asked.namespace, spans, length).length
+        )
 
     def _copy(self, planned: Planned, reading: Reading, halved: Segment | None) -> Copies:
         state, prompt = self._state, reading.prompt
         images = prompt.images()
         tokens = planned.length - planned.matched
-        nbytes = tokens * token_bytes(reading.layout) + image_figures(images)[0]
-        # A donated layer is let go of when its copy is made: nothing is added.
-        need = 0 if self._donate else nbytes
-        self._require_memory(need, spare=True)
+        nbytes = self._allocation(planned, reading, images, halved)
+        # A donated layer is let go of once its copy is made: one layer is held twice for a moment.
+        need = self._allocation(planned, reading, images, halved, donated=True) if self._donate else nbytes
+        # What is donated is no growth, and never refused for what one layer takes for a moment.
+        growth = arrays.nbytes(halved or ()) if self._donate else nbytes
+        self._require_memory(growth, spare=True)
         self._evicted += state.relieve(Relief(state, need))
-        self._require_memory(need, spare=False)
+        self._require_memory(growth, spare=False)
         copies, evicted = state.allocating(
             lambda: cut(planned, prompt, images, halved, self._donate),
             nbytes,
@@ -215,6 +223,21 @@ class Store:
         )
         self._evicted += evicted
         return copies
+
+    @staticmethod
+    def _allocation(
+        planned: Planned,
+        reading: Reading,
+        images: list[Image],
+        halved: Segment | None,
+        *,
+        donated: bool = False,
+    ) -> int:
+        """Bytes that the copy adds to what is held, at its peak: new tokens, halves of a split, images."""
+        tokens = planned.length - planned.matched
+        layers = [tokens * leaf_bytes(leaf) for leaf in reading.layout.spans]
+        layers += [arrays.nbytes(image.arrays) * (2 if image.computed else 1) for image in images]
+        return arrays.nbytes(halved or ()) + (max(layers, default=0) if donated else sum(layers))
 
     def _require_memory(self, need: int, *, spare: bool) -> None:
         """Refuses a store that no eviction brings under ``memory_limit``, before anything goes for it.
@@ -227,22 +250,18 @@ class Store:
         def fits() -> tuple[bool]:
             over = self._state.limits.over(need) if need else 0
             if over and spare:
-                with self._state.guard() as index:
-                    figures = index.stats()
-                over -= figures.nbytes - figures.leased_bytes
+                over -= self._state.contents.read(lambda index: index.nbytes - index.leased_bytes)
             return (over <= 0,)
 
         if not self._state.ranks.propose(fits, 1)[0][0]:
             raise Refusal("too_large", f"{format_size(need)} more do not fit under memory_limit")
 
-    def _commit(self, planned: Planned, copies: Copies) -> bool:
-        state, stamp = self._state, self._state.stamp()
-        with state.guard() as index:
-            committed = index.commit(cast("int", planned.plan), stamp)
-            if not committed.stale:
-                state.segments.put(copies.segments, copies.checkpoint)
-            state.segments.remove(committed.dropped)
-        return not committed.stale
+    def _commit(self, planned: Planned, copies: Copies, reading: Reading) -> bool:
+        state, plan = self._state, cast("Plan", planned.plan)
+        with state.lock:
+            state.opened()
+            state.keep_layout(reading.planned, reading.layout)
+            return state.contents.commit(plan, copies, self._asked.stamp)
 
     def _result(
         self, reason: StoreReason, *, length: int = 0, new_tokens: int = 0, nbytes: int = 0, detail: str = ""

@@ -80,8 +80,9 @@ class Trial:
         self.alike = False
         if self.here:
             state = self.cache._state
-            with state.guard() as index:
-                state.segments.remove(change(index))
+            with state.lock:
+                change(state.opened())
+                state.contents.settle()
 
     def filled(self, tokens: list[int], **named: Any) -> list[Any]:
         return self.model.filled(tokens, **named)

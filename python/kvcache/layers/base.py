@@ -34,11 +34,13 @@ class Image:
             of tokens that the arrays were trimmed to, or None; it is given only where the image is
             trimmable, and tokens stand on the axis before the last.
         trimmable: All tokens from the first are in it in order, so that it serves shorter lengths.
+        computed: Its arrays are no views: copying them holds them twice for a moment.
     """
 
     arrays: list[Array]
     rebuild: Callable[[list[Array], int | None], Any]
     trimmable: bool = False
+    computed: bool = False
 
 
 @runtime_checkable

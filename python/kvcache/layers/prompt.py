@@ -143,9 +143,14 @@ def _leaf(adapter: Adapter, cache: Any) -> Leaf:
     return SpanLeaf(cls, adapter.static(cache), specs, adapter.signature(cache), adapter)
 
 
+def leaf_bytes(leaf: SpanLeaf) -> int:
+    """Bytes of one token's KV in a span layer."""
+    return sum(heads * width * dtype.size for heads, width, dtype in leaf.arrays)
+
+
 def token_bytes(layout: Layout) -> int:
     """Bytes of one token's KV over all span layers."""
-    return sum(heads * width * dtype.size for leaf in layout.spans for heads, width, dtype in leaf.arrays)
+    return sum(map(leaf_bytes, layout.spans))
 
 
 def segment_buffers(layout: Layout) -> int:

@@ -63,7 +63,8 @@ class Rotating(_Window):
             copy._idx = index if length is None else length
             return copy
 
-        return Image([view(cache.keys), view(cache.values)], rebuild, trimmable=whole)
+        computed = bool(keep) and rows > max_size
+        return Image([view(cache.keys), view(cache.values)], rebuild, trimmable=whole, computed=computed)
 
     def clear(self, cache: Any) -> None:
         super().clear(cache)

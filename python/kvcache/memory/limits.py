@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -75,9 +77,20 @@ class MemoryLimits:
             return 0
         return max(0, int(mx.get_active_memory()) + need - self.memory_limit)
 
-    def excess(self, need: int) -> int:
-        """Bytes that must go before ``need`` more are allocated."""
-        excess = self.over(need)
-        if self.pressure is not None:
-            excess = max(excess, int(self.pressure.excess_bytes()))
-        return max(0, excess)
+    def pressed(self) -> int:
+        """Bytes that the pressure source wants gone.
+
+        Raises:
+            TypeError: The source returns no number.
+            ConfigError: It returns NaN or infinity.
+        """
+        if self.pressure is None:
+            return 0
+        excess = self.pressure.excess_bytes()
+        if isinstance(excess, bool) or not isinstance(excess, Real):
+            raise TypeError(
+                f"excess_bytes() of the pressure source must return a number, found {type(excess).__name__}"
+            )
+        if not math.isfinite(excess):
+            raise ConfigError(f"excess_bytes() of the pressure source must be finite, found {excess!r}")
+        return min(max(0, int(excess)), LARGEST)

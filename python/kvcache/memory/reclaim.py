@@ -2,13 +2,19 @@
 
 Dropping the last reference moves a buffer from MLX's active memory to its buffer cache; an array
 in a reference cycle does not even do that until a collection. So, once per eviction cycle: drop,
-``gc.collect()``, ``mx.clear_cache()``, measure. Never under a lock: a collection runs other
-people's finalizers.
+collect, ``mx.clear_cache()``, measure. Never under a lock: a collection runs other people's
+finalizers.
+
+A collection of everything costs milliseconds to hundreds of them, with the GIL held, in a process
+that has transformers loaded. So collections are staged: the youngest generation first, older ones
+only while some dropped array is alive or its bytes are missing, and all of them only if that
+brought anything the last time.
 """
 
 from __future__ import annotations
 
 import gc
+import weakref
 from time import perf_counter
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -23,17 +29,19 @@ if TYPE_CHECKING:
     from kvcache._core import Dropped
     from kvcache.arrays import Array
 
-GcPolicy = Literal["always", "auto"]
+GcPolicy = Literal["auto", "always", "full"]
 """When eviction cycles collect garbage; the argument ``gc`` of ``KVPrefixCache`` says more."""
-_POLICIES: Final[tuple[GcPolicy, ...]] = ("always", "auto")
+_POLICIES: Final[tuple[GcPolicy, ...]] = ("auto", "always", "full")
+_YOUNGEST: Final = 0
+_OLDEST: Final = 2
 
 
 def check_policy(policy: str) -> GcPolicy:
-    """Raises ``ConfigError`` for anything but ``"always"`` and ``"auto"``."""
+    """Raises ``ConfigError`` for anything but ``"auto"``, ``"always"`` and ``"full"``."""
     for known in _POLICIES:
         if policy == known:
             return known
-    raise ConfigError(f"gc must be 'always' or 'auto', found {policy!r}")
+    raise ConfigError(f"gc must be 'auto', 'always' or 'full', found {policy!r}")
 
 
 def footprint() -> int:
@@ -41,45 +49,100 @@ def footprint() -> int:
     return int(mx.get_active_memory() + mx.get_cache_memory())
 
 
-def reclaim(dropped: Dropped, arrays: list[Array], policy: GcPolicy) -> Eviction:
-    """Ends one eviction cycle: drops the arrays and gives their memory back.
+class Reclaim:
+    """Ends the eviction cycles of one cache.
 
     Args:
-        dropped: What the index dropped.
-        arrays: Its arrays; the list is emptied. No other reference may be left in the cache.
-        policy: ``"auto"`` skips the collection when dropping the references alone freed what the
-            ledger said.
-
-    Returns:
-        The cycle in figures; ``freed`` is measured.
+        policy: ``"auto"`` collects only where dropping the references did not free everything,
+            ``"always"`` at least the youngest generation, ``"full"`` all generations.
     """
-    started = perf_counter()
-    before, active = footprint(), mx.get_active_memory()
-    arrays.clear()
-    dropped_at = perf_counter()
-    collected = policy == "always" or active - mx.get_active_memory() < dropped.nbytes
-    if collected:
+
+    def __init__(self, policy: GcPolicy) -> None:
+        self._policy = policy
+        self._full_helped = True
+
+    def run(self, dropped: Dropped, arrays: list[Array]) -> Eviction:
+        """Drops the arrays and gives their memory back.
+
+        Args:
+            dropped: What the index dropped.
+            arrays: Its arrays; the list is emptied. No other reference may be left in the cache.
+
+        Returns:
+            The cycle in figures; ``freed`` is measured.
+        """
+        started = perf_counter()
+        before, active = footprint(), mx.get_active_memory()
+        missing = _Missing(arrays, active - dropped.nbytes)
+        arrays.clear()
+        dropped_at = perf_counter()
+        generations = self._collect(missing)
+        collected_at = perf_counter()
+        mx.clear_cache()
+        cleared_at = perf_counter()
+        freed = before - footprint()
+        logger.info(
+            "evicted {} tokens: {} by the ledger, {} freed; drop {:.1f} ms, collect {} generations "
+            "{:.1f} ms, clear {:.1f} ms",
+            dropped.tokens,
+            format_size(dropped.nbytes),
+            format_size(freed),
+            (dropped_at - started) * 1e3,
+            generations,
+            (collected_at - dropped_at) * 1e3,
+            (cleared_at - collected_at) * 1e3,
+        )
+        return Eviction(
+            segments=len(dropped.segments),
+            checkpoints=len(dropped.checkpoints),
+            tokens=dropped.tokens,
+            nbytes=dropped.nbytes,
+            freed=freed,
+            cycles=1,
+            seconds=cleared_at - started,
+        )
+
+    def _collect(self, missing: _Missing) -> int:
+        """Collects garbage, as far as it takes. Returns how many generations were looked at."""
+        if self._policy == "full":
+            gc.collect()
+            return _OLDEST + 1
+        if self._policy == "auto" and not missing:
+            return 0
+        for generation in range(_YOUNGEST, _OLDEST):
+            gc.collect(generation)
+            if not missing:
+                return generation + 1
+        if not self._full_helped:
+            return _OLDEST
+        left = missing.arrays, missing.nbytes
         gc.collect()
-    collected_at = perf_counter()
-    mx.clear_cache()
-    cleared_at = perf_counter()
-    freed = before - footprint()
-    logger.info(
-        "evicted {} tokens: {} by the ledger, {} freed; drop {:.1f} ms, collect {:.1f} ms{}, clear {:.1f} ms",
-        dropped.tokens,
-        format_size(dropped.nbytes),
-        format_size(freed),
-        (dropped_at - started) * 1e3,
-        (collected_at - dropped_at) * 1e3,
-        "" if collected else " (skipped)",
-        (cleared_at - collected_at) * 1e3,
-    )
-    return Eviction(
-        segments=len(dropped.segments),
-        checkpoints=len(dropped.checkpoints),
-        tokens=dropped.tokens,
-        nbytes=dropped.nbytes,
-        freed=freed,
-        cycles=1,
-        seconds=cleared_at - started,
-    )
+        self._full_helped = (missing.arrays, missing.nbytes) < left or not missing
+        return _OLDEST + 1
+
+
+class _Missing:
+    """What was dropped and is not free yet.
+
+    Args:
+        arrays: What is about to be dropped.
+        goal: MLX's active memory once everything is free.
+    """
+
+    def __init__(self, arrays: list[Array], goal: int) -> None:
+        self._alive = [weakref.ref(array) for array in arrays]
+        self._goal = goal
+
+    @property
+    def arrays(self) -> int:
+        """Dropped arrays that something still refers to."""
+        self._alive = [each for each in self._alive if each() is not None]
+        return len(self._alive)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes by which MLX's active memory is over what it should be."""
+        return max(0, mx.get_active_memory() - self._goal)
+
+    def __bool__(self) -> bool:
+        return bool(self.arrays or self.nbytes)

@@ -7,12 +7,51 @@ use pyo3::prelude::*;
 
 use crate::error::{broken, lock, to_python};
 use crate::prefix_index::{Policy, limits, not_negative};
+use crate::tickets::{Abandoned, Abandonments, Announced, Lease, Plan};
 use crate::tokens::{SpanArgument, Tokens};
-use crate::types::{Acquired, Committed, Drafted, Dropped, IndexStats, Match, Planned};
+use crate::types::{Acquired, Drafted, Dropped, IndexStats, Match, Planned};
 
 /// The index behind `KVPrefixCache`.
+///
+/// What leaves the index is owed: the caller drops the arrays under these ids and then says so with
+/// `settled`. A caller that is interrupted in between finds the ids still owed.
 #[pyclass(frozen, module = "kvcache._core")]
-pub(crate) struct CacheIndex(Mutex<core::PrefixIndex>);
+pub(crate) struct CacheIndex {
+    inner: Mutex<Inner>,
+    abandonments: Abandonments,
+}
+
+#[derive(Default)]
+struct Inner {
+    index: core::PrefixIndex,
+    owed: Owed,
+}
+
+/// Ids of arrays that the index no longer knows.
+#[derive(Default)]
+struct Owed {
+    segments: Vec<u64>,
+    checkpoints: Vec<u64>,
+}
+
+impl Inner {
+    /// Notes what left the index.
+    fn owe(&mut self, dropped: &core::Dropped) {
+        self.owed.segments.extend(dropped.segments.iter().map(|id| id.0));
+        self.owed.checkpoints.extend(dropped.checkpoints.iter().map(|id| id.0));
+    }
+
+    fn dropped(&mut self, dropped: core::Dropped) -> Dropped {
+        self.owe(&dropped);
+        dropped.into()
+    }
+
+    /// Notes that a plan's arrays, if they exist, belong to nothing.
+    fn owe_plan(&mut self, announced: &Announced) {
+        self.owed.segments.extend(&announced.segments);
+        self.owed.checkpoints.extend(announced.checkpoint);
+    }
+}
 
 /// (bytes, buffers, trimmable)
 type Checkpoint = (u64, u32, bool);
@@ -57,7 +96,8 @@ impl CacheIndex {
         policy: Policy,
     ) -> PyResult<Self> {
         let limits = limits(max_bytes, max_buffers, segment_tokens, max_checkpoints, policy)?;
-        Ok(Self(Mutex::new(core::PrefixIndex::new(limits))))
+        let inner = Inner { index: core::PrefixIndex::new(limits), owed: Owed::default() };
+        Ok(Self { inner: Mutex::new(inner), abandonments: Abandonments::default() })
     }
 
     /// What a fetch of at most `limit` tokens would find. Changes nothing.
@@ -69,9 +109,10 @@ impl CacheIndex {
         limit: usize,
     ) -> PyResult<Match> {
         let length = tokens.keys().len();
-        let found = tokens.with_query(&mut *lock(&self.0)?, length, &media, false, |index, query| {
-            index.match_prefix(namespace, query, limit, None)
-        });
+        let found =
+            tokens.with_query(&mut lock(&self.inner)?.index, length, &media, false, |index, query| {
+                index.match_prefix(namespace, query, limit, None)
+            });
         found.map(Match::from)
     }
 
@@ -86,10 +127,10 @@ impl CacheIndex {
     ) -> PyResult<Acquired> {
         let length = tokens.keys().len();
         let (found, scope) =
-            tokens.with_query(&mut *lock(&self.0)?, length, &media, false, |index, query| {
+            tokens.with_query(&mut lock(&self.inner)?.index, length, &media, false, |index, query| {
                 index.acquire(namespace, query, limit)
             })?;
-        Acquired::new(py, found, scope, None)
+        Acquired::new(py, found, scope, None, &self.abandonments)
     }
 
     /// As `acquire`, and moves the exclusively held part out of the index.
@@ -102,16 +143,80 @@ impl CacheIndex {
         limit: usize,
     ) -> PyResult<Acquired> {
         let length = tokens.keys().len();
-        let (found, taken) =
-            tokens.with_query(&mut *lock(&self.0)?, length, &media, false, |index, query| {
-                index.take(namespace, query, limit)
-            })?;
-        Acquired::new(py, found, taken.scope, Some(taken.dropped))
+        let mut inner = lock(&self.inner)?;
+        let (found, taken) = tokens.with_query(&mut inner.index, length, &media, false, |index, query| {
+            index.take(namespace, query, limit)
+        })?;
+        let dropped = inner.dropped(taken.dropped);
+        drop(inner);
+        Acquired::new(py, found, taken.scope, Some(dropped), &self.abandonments)
     }
 
-    /// Ends a lease; what it covered becomes the most recently used.
-    fn release(&self, lease: u64, stamp: u64) -> PyResult<Dropped> {
-        Ok(lock(&self.0)?.release(core::LeaseId(lease), stamp).into())
+    /// How many tokens `take` would move out of the index now.
+    fn takeable(
+        &self,
+        tokens: &Tokens,
+        namespace: &str,
+        media: Vec<SpanArgument>,
+        limit: usize,
+    ) -> PyResult<usize> {
+        let length = tokens.keys().len();
+        tokens.with_query(&mut lock(&self.inner)?.index, length, &media, false, |index, query| {
+            index.takeable(namespace, query, limit)
+        })
+    }
+
+    /// Ends a lease; what it covered becomes the most recently used. A second time does nothing.
+    fn release(&self, lease: &Bound<'_, Lease>, stamp: u64) -> PyResult<()> {
+        let mut inner = lock(&self.inner)?;
+        if lease.get().end() {
+            let dropped = inner.index.release(core::LeaseId(lease.get().id), stamp);
+            inner.owe(&dropped);
+        }
+        Ok(())
+    }
+
+    /// Whether some lease or plan was collected before it was ended. One load.
+    #[getter]
+    fn abandoned(&self) -> bool {
+        self.abandonments.any()
+    }
+
+    /// Ends the leases and plans that were collected before they were ended.
+    fn end_abandoned(&self) -> PyResult<()> {
+        let mut inner = lock(&self.inner)?;
+        for ticket in self.abandonments.take() {
+            let dropped = match ticket {
+                Abandoned::Lease(id) => inner.index.release(core::LeaseId(id), 0),
+                Abandoned::Plan(id, announced) => {
+                    inner.owe_plan(&announced);
+                    // Unknown where the index was cleared since.
+                    inner.index.abort(core::PlanId(id)).unwrap_or_default()
+                }
+            };
+            inner.owe(&dropped);
+        }
+        Ok(())
+    }
+
+    /// (segments, checkpoints) that left the index since the last `settled`.
+    #[getter]
+    fn owed(&self) -> PyResult<(Vec<u64>, Vec<u64>)> {
+        let inner = lock(&self.inner)?;
+        Ok((inner.owed.segments.clone(), inner.owed.checkpoints.clone()))
+    }
+
+    /// Whether anything is owed.
+    #[getter]
+    fn owes(&self) -> PyResult<bool> {
+        let inner = lock(&self.inner)?;
+        Ok(!inner.owed.segments.is_empty() || !inner.owed.checkpoints.is_empty())
+    }
+
+    /// The arrays under all owed ids are gone.
+    fn settled(&self) -> PyResult<()> {
+        lock(&self.inner)?.owed = Owed::default();
+        Ok(())
     }
 
     /// Plans to store the first `length` tokens. `checkpoint` is (bytes, buffers, trimmable).
@@ -132,11 +237,14 @@ impl CacheIndex {
         stamp: u64,
     ) -> PyResult<Planned> {
         let request = Request { namespace, layout, bytes_per_token, segment_buffers, checkpoint, label };
+        let mut inner = lock(&self.inner)?;
         let (planned, evicted) =
-            tokens.with_query(&mut *lock(&self.0)?, length, &media, true, |index, query| {
+            tokens.with_query(&mut inner.index, length, &media, true, |index, query| {
                 index.plan(&request.store(query), stamp)
             })?;
-        Planned::new(py, planned, evicted)
+        let evicted = inner.dropped(evicted);
+        drop(inner);
+        Planned::new(py, planned, evicted, &self.abandonments)
     }
 
     /// The first step of `plan` alone: finds the place and protects it.
@@ -144,6 +252,7 @@ impl CacheIndex {
     #[allow(clippy::too_many_arguments)]
     fn draft(
         &self,
+        py: Python<'_>,
         tokens: &Tokens,
         length: usize,
         namespace: &str,
@@ -156,58 +265,81 @@ impl CacheIndex {
         stamp: u64,
     ) -> PyResult<Drafted> {
         let request = Request { namespace, layout, bytes_per_token, segment_buffers, checkpoint, label };
-        let outcome = tokens.with_query(&mut *lock(&self.0)?, length, &media, true, |index, query| {
-            index.draft(&request.store(query), stamp)
-        })?;
-        Ok(outcome.into())
+        let outcome =
+            tokens.with_query(&mut lock(&self.inner)?.index, length, &media, true, |index, query| {
+                index.draft(&request.store(query), stamp)
+            })?;
+        Drafted::new(py, outcome, &self.abandonments)
     }
 
     /// Settles a draft's length. Returns the bytes and buffers that are over the limits then, and
     /// what went with the node that was given up.
-    fn settle(&self, draft: u64, length: usize, anew: bool) -> PyResult<(u64, u64, Dropped)> {
-        let settled = lock(&self.0)?.settle(core::PlanId(draft), length, anew);
+    fn settle(&self, draft: &Bound<'_, Plan>, length: usize, anew: bool) -> PyResult<(u64, u64, Dropped)> {
+        let mut inner = lock(&self.inner)?;
+        let settled = inner.index.settle(core::PlanId(draft.get().id), length, anew);
         let (over, dropped) = settled.map_err(|error| to_python(&error))?;
-        Ok((over.nbytes, over.buffers, dropped.into()))
+        Ok((over.nbytes, over.buffers, inner.dropped(dropped)))
     }
 
     /// Reserves what was settled, once it has room.
-    fn promise(&self, py: Python<'_>, draft: u64) -> PyResult<Planned> {
-        let plan = lock(&self.0)?.promise(core::PlanId(draft)).map_err(|error| to_python(&error))?;
-        Planned::new(py, core::Planned::Ready(plan), core::Dropped::default())
+    fn promise(&self, py: Python<'_>, draft: &Bound<'_, Plan>) -> PyResult<Planned> {
+        let promised = lock(&self.inner)?.index.promise(core::PlanId(draft.get().id));
+        let plan = promised.map_err(|error| to_python(&error))?;
+        // The plan goes on under the draft's id, in a ticket of its own.
+        draft.get().end();
+        Planned::new(py, core::Planned::Ready(plan), core::Dropped::default().into(), &self.abandonments)
     }
 
     /// Units that an eviction of as much would take; evicts nothing.
     #[pyo3(signature = (*, nbytes = 0, buffers = 0, tokens = 0))]
     fn count_units(&self, nbytes: u64, buffers: u64, tokens: u64) -> PyResult<u64> {
         let need = core::Need { nbytes, buffers, tokens, ..core::Need::default() };
-        Ok(lock(&self.0)?.count_units(need))
+        Ok(lock(&self.inner)?.index.count_units(need))
     }
 
     /// Units last used at or before `stamp`.
     fn count_idle(&self, stamp: u64) -> PyResult<u64> {
-        Ok(lock(&self.0)?.count_idle(stamp))
+        Ok(lock(&self.inner)?.index.count_idle(stamp))
     }
 
     /// By how many bytes so much more would be over the limits; None where evicting all that no
     /// lease holds would not make that room.
     fn over(&self, nbytes: u64) -> PyResult<Option<u64>> {
-        let index = lock(&self.0)?;
+        let index = &lock(&self.inner)?.index;
         Ok(index.holds(nbytes, 0).then(|| index.over(nbytes, 0).nbytes))
     }
 
     /// The index in lines of text, without bytes: equal on ranks to which the same was done.
     fn outline(&self) -> PyResult<Vec<String>> {
-        Ok(lock(&self.0)?.outline())
+        Ok(lock(&self.inner)?.index.outline())
     }
 
-    fn commit(&self, py: Python<'_>, plan: u64, stamp: u64) -> PyResult<Committed> {
-        let committed = lock(&self.0)?.commit(core::PlanId(plan), stamp);
-        Committed::new(py, committed.map_err(|error| to_python(&error))?)
+    /// Makes a plan part of the tree. Its arrays must be in place under the announced ids: from here on
+    /// any call may ask for them. False, and the arrays owed, where the tree changed in between.
+    fn commit(&self, plan: &Bound<'_, Plan>, stamp: u64) -> PyResult<bool> {
+        let mut inner = lock(&self.inner)?;
+        let plan = plan.get();
+        let committed = inner.index.commit(core::PlanId(plan.id), stamp);
+        let committed = committed.map_err(|error| to_python(&error))?;
+        plan.end();
+        if committed.stale {
+            inner.owe_plan(&plan.announced);
+        }
+        inner.owe(&committed.dropped);
+        Ok(!committed.stale)
     }
 
-    fn abort(&self, plan: u64) -> PyResult<Dropped> {
-        let dropped = lock(&self.0)?.abort(core::PlanId(plan));
-        Ok(dropped.map_err(|error| to_python(&error))?.into())
+    /// Gives a draft or a plan up. One that has ended already, or was cleared away, is passed over.
+    /// What is dropped is KV that nothing but its lease kept.
+    fn abort(&self, plan: &Bound<'_, Plan>) -> PyResult<Dropped> {
+        let mut inner = lock(&self.inner)?;
+        let plan = plan.get();
+        if !plan.end() {
+            return Ok(core::Dropped::default().into());
+        }
+        inner.owe_plan(&plan.announced);
+        let dropped = inner.index.abort(core::PlanId(plan.id)).unwrap_or_default();
+        Ok(inner.dropped(dropped))
     }
 
     /// Evicts the shortest run of the order of eviction that reaches all figures.
@@ -220,68 +352,95 @@ impl CacheIndex {
             units: not_negative("units", units)?,
             sequences: not_negative("sequences", sequences)?,
         };
-        Ok(lock(&self.0)?.evict(need).into())
+        let mut inner = lock(&self.inner)?;
+        let dropped = inner.index.evict(need);
+        Ok(inner.dropped(dropped))
     }
 
     fn evict_idle(&self, stamp: u64) -> PyResult<Dropped> {
-        Ok(lock(&self.0)?.evict_idle(stamp).into())
+        let mut inner = lock(&self.inner)?;
+        let dropped = inner.index.evict_idle(stamp);
+        Ok(inner.dropped(dropped))
     }
 
     /// Room under the limits; None, and nothing evicted, where leases leave too little.
     fn make_room(&self, nbytes: u64, buffers: u64) -> PyResult<Option<Dropped>> {
-        Ok(lock(&self.0)?.make_room(nbytes, buffers).map(Dropped::from))
+        let mut inner = lock(&self.inner)?;
+        let dropped = inner.index.make_room(nbytes, buffers);
+        Ok(dropped.map(|dropped| inner.dropped(dropped)))
     }
 
     fn drop(&self, namespace: &str) -> PyResult<Dropped> {
-        Ok(lock(&self.0)?.drop_namespace(namespace).into())
+        let mut inner = lock(&self.inner)?;
+        let dropped = inner.index.drop_namespace(namespace);
+        Ok(inner.dropped(dropped))
     }
 
     fn clear(&self) -> PyResult<Dropped> {
-        Ok(lock(&self.0)?.clear().into())
+        let mut inner = lock(&self.inner)?;
+        let dropped = inner.index.clear();
+        Ok(inner.dropped(dropped))
     }
 
     /// Layouts that the namespace has trees of, oldest first.
     fn layouts(&self, namespace: &str) -> PyResult<Vec<u64>> {
-        Ok(lock(&self.0)?.layouts(namespace).into_iter().map(|layout| layout.0).collect())
+        Ok(lock(&self.inner)?.index.layouts(namespace).into_iter().map(|layout| layout.0).collect())
     }
 
     fn namespaces(&self) -> PyResult<Vec<String>> {
-        Ok(lock(&self.0)?.namespaces().map(str::to_owned).collect())
+        Ok(lock(&self.inner)?.index.namespaces().map(str::to_owned).collect())
     }
 
     /// (sequences, bytes) of each label.
     fn labels(&self) -> PyResult<Vec<(u64, u64)>> {
-        Ok(lock(&self.0)?.labels().iter().map(|label| (label.sequences, label.nbytes)).collect())
+        Ok(lock(&self.inner)?.index.labels().iter().map(|label| (label.sequences, label.nbytes)).collect())
     }
 
     #[pyo3(signature = (namespace = None))]
     fn stats(&self, namespace: Option<&str>) -> PyResult<IndexStats> {
-        let index = lock(&self.0)?;
+        let index = &lock(&self.inner)?.index;
         Ok(match namespace {
             None => index.stats().into(),
             Some(namespace) => index.namespace_stats(namespace).into(),
         })
     }
 
+    /// Numbers of the layouts that a tree, a draft or a plan refers to.
+    fn live_layouts(&self) -> PyResult<Vec<u64>> {
+        Ok(lock(&self.inner)?.index.live_layouts().into_iter().map(|layout| layout.0).collect())
+    }
+
+    /// Bytes that leases keep. O(1).
+    #[getter]
+    fn leased_bytes(&self) -> PyResult<u64> {
+        Ok(lock(&self.inner)?.index.leased_bytes())
+    }
+
+    /// Units that could be evicted now. O(1).
+    #[getter]
+    fn units(&self) -> PyResult<u64> {
+        Ok(lock(&self.inner)?.index.units())
+    }
+
     /// Bytes held. O(1).
     #[getter]
     fn nbytes(&self) -> PyResult<u64> {
-        Ok(lock(&self.0)?.nbytes())
+        Ok(lock(&self.inner)?.index.nbytes())
     }
 
     /// Tokens held. O(1).
     #[getter]
     fn ntokens(&self) -> PyResult<u64> {
-        Ok(lock(&self.0)?.ntokens())
+        Ok(lock(&self.inner)?.index.ntokens())
     }
 
     /// Distinct ends of stores that are fully present. O(1).
     #[getter]
     fn sequences(&self) -> PyResult<u64> {
-        Ok(lock(&self.0)?.sequences())
+        Ok(lock(&self.inner)?.index.sequences())
     }
 
     fn validate(&self) -> PyResult<()> {
-        lock(&self.0)?.validate().map_err(|found| broken(&found))
+        lock(&self.inner)?.index.validate().map_err(|found| broken(&found))
     }
 }

@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard};
 use kvcache_core::{Broken, Error};
 use pyo3::prelude::*;
 
+pyo3::import_exception!(kvcache.errors, BusyError);
 pyo3::import_exception!(kvcache.errors, ConfigError);
 pyo3::import_exception!(kvcache.errors, InternalError);
 pyo3::import_exception!(kvcache.errors, TokenError);

@@ -6,6 +6,8 @@
 mod cache_index;
 mod error;
 mod prefix_index;
+mod section;
+mod tickets;
 mod tokens;
 mod types;
 
@@ -17,11 +19,13 @@ mod _core {
     #[pymodule_export]
     use crate::prefix_index::PrefixIndex;
     #[pymodule_export]
+    use crate::section::SectionLock;
+    #[pymodule_export]
+    use crate::tickets::{Lease, Plan};
+    #[pymodule_export]
     use crate::tokens::Tokens;
     #[pymodule_export]
-    use crate::types::{
-        Acquired, Committed, Drafted, Dropped, Evicted, IndexStats, Inserted, Match, Planned,
-    };
+    use crate::types::{Acquired, Drafted, Dropped, Evicted, IndexStats, Inserted, Match, Planned};
 
     #[pymodule_init]
     fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {

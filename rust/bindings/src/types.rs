@@ -3,6 +3,8 @@
 use kvcache_core as core;
 use pyo3::prelude::*;
 
+use crate::tickets::{Abandonments, Announced, Lease, Plan};
+
 /// What left the index.
 #[pyclass(frozen, get_all, module = "kvcache._core")]
 pub(crate) struct Dropped {
@@ -108,7 +110,7 @@ impl From<core::Match> for Match {
 #[pyclass(frozen, get_all, module = "kvcache._core")]
 pub(crate) struct Acquired {
     found: Py<Match>,
-    lease: Option<u64>,
+    lease: Option<Py<Lease>>,
     /// (segment id, leading tokens used)
     pieces: Vec<(u64, usize)>,
     /// (checkpoint id, its position)
@@ -122,14 +124,16 @@ impl Acquired {
         py: Python<'_>,
         found: core::Match,
         scope: core::Scope,
-        taken: Option<core::Dropped>,
+        taken: Option<Dropped>,
+        abandonments: &Abandonments,
     ) -> PyResult<Self> {
+        let lease = scope.lease.map(|lease| Py::new(py, Lease::new(lease.0, abandonments)));
         Ok(Self {
             found: Py::new(py, Match::from(found))?,
-            lease: scope.lease.map(|lease| lease.0),
+            lease: lease.transpose()?,
             pieces: scope.pieces.into_iter().map(|piece| (piece.segment.0, piece.tokens)).collect(),
             checkpoint: scope.checkpoint.map(|(id, at)| (id.0, at)),
-            taken: taken.map(|taken| Py::new(py, Dropped::from(taken))).transpose()?,
+            taken: taken.map(|taken| Py::new(py, taken)).transpose()?,
         })
     }
 }
@@ -139,7 +143,7 @@ impl Acquired {
 pub(crate) struct Planned {
     /// `ready`, `already`, `too_large` or `inside_media`
     outcome: &'static str,
-    plan: Option<u64>,
+    plan: Option<Py<Plan>>,
     length: usize,
     matched: usize,
     /// (segment id, start, end)
@@ -151,8 +155,13 @@ pub(crate) struct Planned {
 }
 
 impl Planned {
-    pub(crate) fn new(py: Python<'_>, planned: core::Planned, evicted: core::Dropped) -> PyResult<Self> {
-        let evicted = Py::new(py, Dropped::from(evicted))?;
+    pub(crate) fn new(
+        py: Python<'_>,
+        planned: core::Planned,
+        evicted: Dropped,
+        abandonments: &Abandonments,
+    ) -> PyResult<Self> {
+        let evicted = Py::new(py, evicted)?;
         let outcome = match &planned {
             core::Planned::Ready(_) => "ready",
             core::Planned::Already => "already",
@@ -171,9 +180,15 @@ impl Planned {
                 evicted,
             });
         };
+        let halves = plan.split.iter().flat_map(|split| [split.upper.0, split.lower.0]);
+        let announced = Announced {
+            segments: plan.segments.iter().map(|new| new.id.0).chain(halves).collect(),
+            checkpoint: plan.checkpoint.map(|id| id.0),
+        };
+        let ticket = Plan::new(plan.id.0, announced, abandonments);
         Ok(Self {
             outcome,
-            plan: Some(plan.id.0),
+            plan: Some(Py::new(py, ticket)?),
             length: plan.length,
             matched: plan.matched,
             segments: plan.segments.iter().map(|new| (new.id.0, new.start, new.end)).collect(),
@@ -189,7 +204,7 @@ impl Planned {
 pub(crate) struct Drafted {
     /// `open`, `already` or `inside_media`
     outcome: &'static str,
-    draft: Option<u64>,
+    draft: Option<Py<Plan>>,
     /// Tokens that are held already.
     matched: usize,
     /// Tokens that fit; 0 where none do.
@@ -198,33 +213,20 @@ pub(crate) struct Drafted {
     length_anew: usize,
 }
 
-impl From<core::Outcome> for Drafted {
-    fn from(outcome: core::Outcome) -> Self {
+impl Drafted {
+    pub(crate) fn new(py: Python<'_>, outcome: core::Outcome, abandonments: &Abandonments) -> PyResult<Self> {
         let closed = |outcome| Self { outcome, draft: None, matched: 0, length: 0, length_anew: 0 };
-        match outcome {
+        Ok(match outcome {
             core::Outcome::Already => closed("already"),
             core::Outcome::InsideMedia => closed("inside_media"),
             core::Outcome::Open(drafted) => Self {
                 outcome: "open",
-                draft: Some(drafted.id.0),
+                draft: Some(Py::new(py, Plan::new(drafted.id.0, Announced::default(), abandonments))?),
                 matched: drafted.matched,
                 length: drafted.length,
                 length_anew: drafted.length_anew,
             },
-        }
-    }
-}
-
-/// The outcome of a commit.
-#[pyclass(frozen, get_all, module = "kvcache._core")]
-pub(crate) struct Committed {
-    stale: bool,
-    dropped: Py<Dropped>,
-}
-
-impl Committed {
-    pub(crate) fn new(py: Python<'_>, committed: core::Committed) -> PyResult<Self> {
-        Ok(Self { stale: committed.stale, dropped: Py::new(py, Dropped::from(committed.dropped))? })
+        })
     }
 }
 

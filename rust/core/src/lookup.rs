@@ -143,8 +143,7 @@ impl PrefixIndex {
         let Some(mut place) = place else { return Ok((found, Taken::default())) };
         let mut scope = self.scope(place, found.length);
         let mut dropped = Dropped::default();
-        let whole = self.trees.arena[place.node].end as usize == found.length
-            && place.checkpoint.is_none_or(|node| node == place.node);
+        let whole = self.ends_at(place, found.length);
         while whole && self.exclusive(place.node) {
             let parent = self.trees.arena[place.node].parent;
             self.trees.remove_leaf(place.node, &mut dropped);
@@ -156,6 +155,39 @@ impl PrefixIndex {
             scope.lease = Some(self.lease_path(place));
         }
         Ok((found, Taken { scope, dropped }))
+    }
+
+    /// How many tokens [`Self::take`] would move out of the index now. Changes nothing.
+    ///
+    /// # Errors
+    /// An invalid token anywhere in the query.
+    pub fn takeable(&self, namespace: &str, query: &Query<'_>, limit: usize) -> Result<usize, Error> {
+        let (found, place) = self.find(namespace, query, limit)?;
+        let Some(place) = place else { return Ok(0) };
+        let arena = &self.trees.arena;
+        if !self.ends_at(place, found.length) {
+            return Ok(0);
+        }
+        let mut kept = found.length;
+        for id in upward(arena, place.node) {
+            let node = &arena[id];
+            let alone = match node.children.len() {
+                0 => true,
+                1 => kept < found.length,
+                _ => false,
+            };
+            if !alone || node.leases > 0 {
+                break;
+            }
+            kept = node.start();
+        }
+        Ok(found.length - kept)
+    }
+
+    /// The match ends with the place's node, and is served by that node's own checkpoint if by any.
+    fn ends_at(&self, place: Place, length: usize) -> bool {
+        self.trees.arena[place.node].end as usize == length
+            && place.checkpoint.is_none_or(|node| node == place.node)
     }
 
     /// Nothing hangs on the node, and nobody holds it.

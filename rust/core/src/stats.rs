@@ -1,5 +1,6 @@
 //! Figures, as they stand now.
 
+use crate::ids::LayoutId;
 use crate::index::PrefixIndex;
 use crate::ledger::LabelAmount;
 use crate::policy::Ranked;
@@ -90,6 +91,27 @@ impl PrefixIndex {
     /// What each label's stores hold.
     pub fn labels(&self) -> &[LabelAmount] {
         self.trees.ledger.labels()
+    }
+
+    /// The layouts that a tree, a draft or a plan refers to, each once. O(trees and open plans).
+    pub fn live_layouts(&self) -> Vec<LayoutId> {
+        let trees = self.trees.forest.iter().map(|(_, tree)| tree.layout);
+        let plans = self.plans.values().map(|plan| plan.draft.layout());
+        let drafts = self.drafts.values().map(Draft::layout);
+        let mut layouts: Vec<LayoutId> = trees.chain(plans).chain(drafts).collect();
+        layouts.sort_unstable();
+        layouts.dedup();
+        layouts
+    }
+
+    /// Bytes that leases keep. O(1).
+    pub fn leased_bytes(&self) -> u64 {
+        self.trees.ledger.leased().nbytes
+    }
+
+    /// Units that could be evicted now. O(1).
+    pub fn units(&self) -> u64 {
+        self.trees.lru.len() as u64
     }
 
     /// Bytes held. O(1).

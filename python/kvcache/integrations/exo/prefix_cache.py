@@ -89,8 +89,8 @@ class KVPrefixCache:
         state, found = self.cache._state, []
         for _, entry in self._handles.entries():
             part = entry.request.head(entry.held)
-            with state.guard() as index:
-                match = index.lookup(Tokens(part.tokens), "", media_keys(part.spans), entry.held)
+            with state.lock:
+                match = state.opened().lookup(Tokens(part.tokens), "", media_keys(part.spans), entry.held)
             if match.length == entry.held:
                 found.append(mx.array(entry.request.tokens))
         return found

@@ -41,6 +41,10 @@ pub(super) struct Place {
 }
 
 impl Draft {
+    pub(crate) fn layout(&self) -> LayoutId {
+        self.layout
+    }
+
     pub(crate) fn heap_bytes(&self) -> usize {
         self.namespace.len() + size_of_val(&*self.keys) + self.cuts.heap_bytes()
     }
