@@ -284,9 +284,9 @@ def test_pressure_that_does_not_answer_costs_about_one_unit_a_call(curve: str) -
 
 def test_a_source_that_answers_is_believed_from_then_on() -> None:
     model = PosKV(KV())
-    entry = model.nbytes(100)
+    entry = model.nbytes(128)
     cache = KVPrefixCache()
-    fill(cache, model, 20, 100)
+    fill(cache, model, 20, 128)
     machine = Machine(others=0, limit=footprint() - 5 * entry)
     _limit(cache, None, machine)
     evicted = cache.reserve(0)
