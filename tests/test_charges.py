@@ -27,6 +27,7 @@ FILES = [
     "test_peaks.py",
     "test_limits.py",
     "test_pressure.py",
+    "test_announced.py",
     "test_interference.py",
     "test_soak.py",
     "cases",
