@@ -1,5 +1,6 @@
 # Each target explains itself: `make help`.
 PYTHON ?= python3
+CHARGE ?= metal
 VENV   := .venv
 BIN    := $(VENV)/bin
 # MLX runs on Metal on a Mac; elsewhere on the device named by KVCACHE_DEVICE: cpu, cuda12 or cuda13.
@@ -20,7 +21,7 @@ PRELOAD  := $(if $(OPENBLAS),LD_PRELOAD=$(OPENBLAS),)
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name 'Cargo.toml') Cargo.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-rust test-python test-parallel test-stress test-oldest test-wheel test-freethreaded lint format docs lock bench bench-memory bench-hit-rates bench-peers bench-segments bench-server bench-ranks profile wheel clean openblas
+.PHONY: help build demo test test-rust test-python test-charged test-parallel test-stress test-oldest test-wheel test-freethreaded lint format docs lock bench bench-memory bench-hit-rates bench-peers bench-segments bench-server bench-ranks profile wheel clean openblas
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +58,12 @@ test-rust:
 
 test-python: build
 	$(PRELOAD) $(BIN)/python -m pytest tests $(PYTEST_ARGS)
+
+# A fake of the device's rules between MLX and its CPU allocator: tests/support/charge.c.
+test-charged: build  ## the Python tests where MLX charges for arrays as on CHARGE=metal or cuda (Linux)
+	cc -O2 -Wall -Wextra -shared -fPIC -o target/charge.so tests/support/charge.c -ldl
+	KVCACHE_TEST_CHARGE=$(CHARGE) LD_PRELOAD=$(OPENBLAS):$(CURDIR)/target/charge.so \
+	  $(BIN)/python -m pytest tests -m "not real_model" --ignore tests/shipping $(PYTEST_ARGS)
 
 test-parallel: build  ## each test by four threads at once, where several can run it (tests/support/sharing.py)
 	$(PRELOAD) $(BIN)/python -m pytest tests -p pytest_run_parallel.plugin --parallel-threads=4 \

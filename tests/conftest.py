@@ -1,4 +1,4 @@
-"""What every test stands on: an exact allocator, and random tests that repeat themselves."""
+"""What every test stands on: MLX without its pool, and random tests that repeat themselves."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def loaded() -> None:
 
 @pytest.fixture(autouse=True)
 def exact_allocator() -> Iterator[None]:
-    """Without a pool MLX's counters are exact to the byte; nothing is left of the test before."""
+    """Without a pool MLX's counters are those of live arrays; nothing is left of the test before."""
     if mx is None:
         yield
         return

@@ -13,8 +13,9 @@ import pytest
 from kvcache import KVPrefixCache
 from kvcache.integrations.mlx_lm import PromptCache
 from kvcache.memory.limits import MemoryLimits
-from tests.support.memory import active, peak, peak_from_here
+from tests.support.memory import active, peak, peak_from_here, spill
 from tests.support.models import MODELS, prompt
+from tests.support.poskv import held
 
 if TYPE_CHECKING:
     from tests.support.poskv import PosKV
@@ -59,6 +60,11 @@ def _filled(model: PosKV, cache: KVPrefixCache) -> None:
     assert cache.store(BASE, model.filled(BASE)).reason == "stored"
 
 
+def _rounding(model: PosKV) -> int:
+    """What the buffers of a call, two segments, a half and a copy in each, are charged above their bytes."""
+    return spill(4 * len(list(held(model.filled([1])))))
+
+
 def _measured(cache: KVPrefixCache, prepared: Prepared) -> tuple[int, int, object]:
     """(active before, peak during, what the call returned)"""
     before = active()
@@ -85,7 +91,7 @@ def test_room_is_made_for_all_that_a_call_allocates(name: str, kind: str) -> Non
         limit = active() + need - min(spare, need) // part
         limited._state.limits = MemoryLimits(limit, None)
         _, reached, result = _measured(limited, prepared)
-        assert reached <= limit, (reached - limit, part)
+        assert reached <= limit + _rounding(model), (reached - limit, part)
         assert result.length > 0  # type: ignore[attr-defined]
         del result, prepared
         limited.validate()

@@ -16,6 +16,7 @@ import pytest
 
 import kvcache
 from kvcache import errors
+from tests.support.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -123,7 +124,7 @@ def test_the_test_above_sees_imports() -> None:
 def test_what_an_import_does_not_bring(statement: str, without: set[str]) -> None:
     code = f"{statement}\nimport sys\nprint(sorted({without} & {{*sys.modules}}))"
     result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE
     )
     assert result.stdout.strip() == "[]"
 
@@ -139,7 +140,7 @@ logger.enable("kvcache")
 cache.clear()
 """
     result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE
     )
     assert result.stdout == ""
     assert len(result.stderr.splitlines()) == 1

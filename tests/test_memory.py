@@ -10,10 +10,11 @@ import pytest
 
 from kvcache import KVPrefixCache
 from tests.support.entries import stored
+from tests.support.inside import stored_arrays
 from tests.support.layers import KV, Arrays
-from tests.support.memory import active, footprint
+from tests.support.memory import active, charge, charged, charges, footprint, given_back, weigh
 from tests.support.models import MODELS, SPANS, prompt
-from tests.support.poskv import PosKV, held, nbytes
+from tests.support.poskv import PosKV, held
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,11 +31,6 @@ ENDINGS: dict[str, Callable[[KVPrefixCache], Any]] = {
 
 
 kinds = pytest.mark.parametrize("kind", MODELS)
-
-
-def _arrays(cache: KVPrefixCache) -> list[mx.array]:
-    segments = cache._state.segments._segments.values()
-    return [array for segment in segments for part in segment for array in part]
 
 
 def _knot(*values: Any) -> None:
@@ -83,7 +79,7 @@ def test_a_store_holds_its_tokens_and_nothing_behind_them(kind: str, length: int
     assert cache.store(prompt(length), prompt_cache).nbytes == model.nbytes(length)
     del prompt_cache
     assert cache.nbytes == model.nbytes(length)
-    assert active() - before == cache.nbytes
+    assert active() - before == charged(cache)
     cache.validate()
 
 
@@ -96,7 +92,8 @@ def test_a_store_keeps_no_lazy_graph(kind: str) -> None:
     model.append(prompt_cache, [7])
     cache.store([*prompt(40), 7], prompt_cache)
     del prompt_cache
-    assert active() - before == cache.nbytes == model.nbytes(41)
+    assert active() - before == charged(cache)
+    assert cache.nbytes == model.nbytes(41)
 
 
 def test_a_store_keeps_no_parent_of_a_slice() -> None:
@@ -107,7 +104,8 @@ def test_a_store_keeps_no_parent_of_a_slice() -> None:
     layer.keys, layer.values, layer.offset = layer.keys[..., :256, :], layer.values[..., :256, :], 256
     cache.store(prompt(256), prompt_cache)
     del prompt_cache, layer
-    assert active() - before == cache.nbytes == model.nbytes(256)
+    assert active() - before == charged(cache)
+    assert cache.nbytes == model.nbytes(256)
 
 
 @kinds
@@ -116,13 +114,13 @@ def test_what_goes_comes_back_to_the_byte(kind: str, ending: str) -> None:
     model, cache = MODELS[kind](), KVPrefixCache(segment_tokens=16)
     stored(model, cache, prompt(20), prompt(33), prompt(20)[:9] + prompt(9, first=1), prompt(40, first=2))
     cache.fetch(prompt(34))
-    before, ledger = footprint(), cache.nbytes
+    before, ledger = weigh(cache), cache.nbytes
     eviction = ENDINGS[ending](cache)
-    fallen = before - footprint()
     if eviction is None:
-        assert fallen == ledger
+        assert before.footprint - footprint() == before.charged
     else:
-        assert fallen == eviction.freed == eviction.nbytes == ledger - cache.nbytes > 0
+        assert given_back(before, cache) == eviction.freed
+        assert eviction.nbytes == ledger - cache.nbytes > 0
         cache.validate()
 
 
@@ -164,16 +162,17 @@ def test_a_cycle_around_what_was_handed_out_goes_along(kind: str, policy: Any) -
     gc.disable()  # or it may collect the knot before the eviction does
     try:
         hit = cache.fetch([*prompt(60), 1])
-        own = nbytes(hit.prompt_cache)
+        own = charges(held(hit.prompt_cache))
         _knot(hit.prompt_cache, *held(hit.prompt_cache))
         del hit
-        before = footprint()
+        before = weigh(cache)
         eviction = cache.evict(cache.nbytes)
     finally:
         gc.enable()
     # "auto" finds the ledger's bytes freed without a collection, and leaves the rest to Python.
-    expected = eviction.nbytes + (own if policy == "always" else 0)
-    assert eviction.freed == before - footprint() == expected
+    expected = before.charged + (own if policy == "always" else 0)
+    assert eviction.freed == before.footprint - footprint() == expected
+    assert cache.nbytes == 0
 
 
 @kinds
@@ -186,13 +185,14 @@ def test_a_cycle_around_what_was_donated_goes_along(kind: str) -> None:
         _knot(prompt_cache, *held(prompt_cache))
         cache.store(prompt(60), prompt_cache, donate=True)
         del prompt_cache
-        own = active() - base - cache.nbytes
+        before = weigh(cache)
+        own = before.footprint - base - before.charged
         assert own > 0
-        before = footprint()
         eviction = cache.evict(cache.nbytes)
     finally:
         gc.enable()
-    assert eviction.freed == before - footprint() == eviction.nbytes + own
+    assert eviction.freed == before.footprint - footprint() == before.charged + own
+    assert cache.nbytes == 0
     assert active() == base
 
 
@@ -203,20 +203,23 @@ def test_a_cycle_around_the_stored_arrays_themselves(policy: Any) -> None:
     stored(model, cache, prompt(60))
     gc.disable()
     try:
-        _knot(*_arrays(cache))
+        _knot(*stored_arrays(cache))
+        before = weigh(cache)
         eviction = cache.evict(1)
     finally:
         gc.enable()
-    assert eviction.freed == eviction.nbytes == model.nbytes(60)
+    assert eviction.freed == given_back(before, cache)
+    assert eviction.nbytes == model.nbytes(60)
     assert active() == base
 
 
 def test_a_hidden_reference_shows() -> None:
     model, cache = PosKV(KV(), KV()), KVPrefixCache()
     stored(model, cache, prompt(60))
-    hidden = _arrays(cache)[0]
+    hidden, before = next(stored_arrays(cache)), charged(cache)
     eviction = cache.evict(1)
-    assert eviction.freed == eviction.nbytes - hidden.nbytes < eviction.nbytes
+    assert eviction.freed == before - charge(hidden.nbytes) < before
+    assert eviction.nbytes == model.nbytes(60)
 
 
 def test_auto_collects_only_where_dropping_was_not_enough(counting: Counting) -> None:
@@ -224,7 +227,7 @@ def test_auto_collects_only_where_dropping_was_not_enough(counting: Counting) ->
     stored(model, cache, prompt(60), prompt(60, first=1))
     cache.evict(1)
     assert counting.take() == (0, 1)
-    _knot(*_arrays(cache))
+    _knot(*stored_arrays(cache))
     cache.evict(1)
     assert counting.take() == (1, 1)
 
@@ -279,7 +282,8 @@ def test_half_of_a_split_goes_alone(kind: str) -> None:
     """REPORTS 16: both halves as views of the first value would free nothing."""
     model, cache = MODELS[kind](), KVPrefixCache()
     stored(model, cache, prompt(100), prompt(50) + prompt(1, first=1))
+    before = weigh(cache)
     eviction = cache.evict(1)
-    assert eviction.tokens == 50
-    assert eviction.freed == model.nbytes(50)
+    assert (eviction.tokens, eviction.nbytes) == (50, model.nbytes(50))
+    assert eviction.freed == given_back(before, cache)
     assert cache.ntokens == 51

@@ -16,7 +16,7 @@ from kvcache.memory.limits import MemoryLimits
 from kvcache.memory.pressure import ENVIRONMENT, default_threshold
 from tests.support.entries import alive, fill
 from tests.support.layers import KV, Arrays
-from tests.support.memory import active, footprint
+from tests.support.memory import PAGE_TOKENS, active, footprint
 from tests.support.models import prompt
 from tests.support.poskv import PosKV
 
@@ -61,14 +61,14 @@ def test_a_store_evicts_down_to_the_memory_limit() -> None:
 
 
 def test_the_constructor_s_memory_limit_counts() -> None:
-    model, entry = PosKV(KV()), PosKV(KV()).nbytes(20)
-    tokens = prompt(40, first=1)
+    model, length = PosKV(KV()), PAGE_TOKENS
+    tokens = prompt(2 * length, first=1)
     prompt_cache = model.filled(tokens)
-    # Room for 40 tokens beside what the caller holds.
-    cache = KVPrefixCache(memory_limit=active() + 2 * entry)
-    assert cache.store(prompt(20), model.filled(prompt(20)), donate=True).reason == "stored"
+    # Room for the copy of these beside what the caller holds.
+    cache = KVPrefixCache(memory_limit=active() + 2 * model.nbytes(length))
+    assert cache.store(prompt(length), model.filled(prompt(length)), donate=True).reason == "stored"
     assert cache.store(tokens, prompt_cache).evicted.segments == 1
-    assert alive(cache, 2, 20) == [1]
+    assert alive(cache, 2, length) == [1]
 
 
 def test_what_no_eviction_brings_under_the_memory_limit_is_refused_and_costs_nothing() -> None:
@@ -100,23 +100,23 @@ def test_a_fetch_evicts_down_to_the_memory_limit_and_not_itself() -> None:
 def test_pressure_evicts_one_of_five() -> None:
     """REPORTS 2: five entries of 6 %, others at 60 %, limit 85 %: one goes and four stay."""
     model = PosKV(KV())
-    entry = model.nbytes(600)
+    entry = model.nbytes(640)
     percent = entry // 6
     machine = Machine(others=60 * percent - active(), limit=85 * percent)
     cache = KVPrefixCache()
-    fill(cache, model, 5, 600)
+    fill(cache, model, 5, 640)
     _limit(cache, None, machine)
     evicted = cache.reserve(0)
     assert (evicted.segments, evicted.cycles) == (1, 1)
-    assert alive(cache, 5, 600) == [1, 2, 3, 4]
+    assert alive(cache, 5, 640) == [1, 2, 3, 4]
     assert not cache.reserve(0)
 
 
 def test_an_entry_that_someone_else_holds_is_not_paid_for_by_others() -> None:
     model = PosKV(KV())
-    entry = model.nbytes(100)
+    entry = model.nbytes(128)
     cache = KVPrefixCache()
-    fill(cache, model, 6, 100)
+    fill(cache, model, 6, 128)
     machine = Machine(others=0, limit=footprint() - entry)
     _limit(cache, None, machine)
     hidden = list(next(iter(cache._state.segments._segments.values()))[0])
@@ -212,9 +212,9 @@ def test_the_environment_sets_the_threshold(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_reserve_measures_memory_too() -> None:
     model = PosKV(KV())
-    entry = model.nbytes(20)
+    entry = model.nbytes(PAGE_TOKENS)
     cache, base = KVPrefixCache(), active()
-    fill(cache, model, 5, 20)
+    fill(cache, model, 5, PAGE_TOKENS)
     _limit(cache, base + 6 * entry)
     evicted = cache.reserve(3 * entry)
     assert (evicted.segments, evicted.cycles) == (2, 1)
@@ -282,9 +282,9 @@ def test_pressure_that_does_not_answer_costs_about_one_unit_a_call(curve: str) -
 
 def test_a_source_that_answers_is_believed_from_then_on() -> None:
     model = PosKV(KV())
-    entry = model.nbytes(100)
+    entry = model.nbytes(128)
     cache = KVPrefixCache()
-    fill(cache, model, 20, 100)
+    fill(cache, model, 20, 128)
     machine = Machine(others=0, limit=footprint() - 5 * entry)
     _limit(cache, None, machine)
     evicted = cache.reserve(0)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvcache import ConfigError, KVPrefixCache
+from tests.support.inside import stored_arrays
 from tests.support.layers import KV
 from tests.support.memory import footprint
 from tests.support.models import prompt
@@ -49,10 +50,6 @@ class Knot:
         self.me = self
 
 
-def _arrays(cache: KVPrefixCache) -> list[Any]:
-    return [array for segment in cache._state.segments._segments.values() for array in segment]
-
-
 def _filled(policy: Any) -> KVPrefixCache:
     cache = KVPrefixCache(gc=policy)
     cache.store(prompt(20), MODEL.filled(prompt(20)))
@@ -79,7 +76,7 @@ def test_what_nothing_else_holds_costs_the_least(policy: str, looked_at: list[in
 def test_a_young_cycle_takes_the_youngest_generation(policy: str, looked_at: list[int]) -> None:
     cache = _filled(policy)
     with collected() as generations:
-        Knot(_arrays(cache))
+        Knot(list(stored_arrays(cache)))
         assert _evict(cache) == 0
     assert generations == looked_at
 
@@ -87,7 +84,7 @@ def test_a_young_cycle_takes_the_youngest_generation(policy: str, looked_at: lis
 @pytest.mark.parametrize(("policy", "looked_at"), [("auto", [0, 1, 2]), ("always", [0, 1, 2]), ("full", [2])])
 def test_an_old_cycle_takes_them_all(policy: str, looked_at: list[int]) -> None:
     cache, knots = _filled(policy), []
-    knots.append(Knot(_arrays(cache)))
+    knots.append(Knot(list(stored_arrays(cache))))
     with collected() as generations:
         knots.clear()
         assert _evict(cache) == 0
@@ -98,14 +95,14 @@ def test_an_old_cycle_takes_them_all(policy: str, looked_at: list[int]) -> None:
 def test_a_full_collection_that_brought_nothing_is_not_made_again(policy: Any) -> None:
     """Something holds the arrays for good: looking at everything each time would not change that."""
     cache = _filled(policy)
-    held = _arrays(cache)
+    held = list(stored_arrays(cache))
     with collected() as generations:
         assert _evict(cache) > 0
         assert generations[-1] == 2
         for _ in range(3):
             generations.clear()
             cache.store(prompt(20), MODEL.filled(prompt(20)))
-            held += _arrays(cache)
+            held += list(stored_arrays(cache))
             _evict(cache)
             assert generations == [0, 1]
 
@@ -113,7 +110,7 @@ def test_a_full_collection_that_brought_nothing_is_not_made_again(policy: Any) -
 def test_one_that_brought_something_is_made_again() -> None:
     cache = _filled("always")
     for _ in range(3):
-        knots = [Knot(_arrays(cache))]
+        knots = [Knot(list(stored_arrays(cache)))]
         with collected() as generations:
             knots.clear()
             assert _evict(cache) == 0

@@ -10,7 +10,7 @@ from kvcache import ConfigError, KVPrefixCache, MediaSpan, TokenError
 from tests.support.engine import request
 from tests.support.faults import assert_settled
 from tests.support.layers import KV, WIDTH, Arrays, List, Quantized
-from tests.support.memory import active
+from tests.support.memory import active, charged
 from tests.support.models import prompt
 from tests.support.poskv import PosKV
 
@@ -113,7 +113,7 @@ def test_take_moves_the_entry_out_and_brings_it_back() -> None:
         session.append(7)
     del session
     model.check(cache.fetch([*prompt(40), 5, 6, 7, 1]).prompt_cache, [*prompt(40), 5, 6, 7])
-    assert active() - base == cache.nbytes
+    assert active() - base == charged(cache)
 
 
 def test_a_refusal_is_told() -> None:

@@ -15,7 +15,8 @@ from kvcache import PrefixIndex
 from tests.support.threads import THREADS, often, together
 
 OPERATIONS = int(os.environ.get("KVCACHE_STRESS_OPERATIONS", "10000"))
-PATIENCE = 60 + OPERATIONS / 10
+# An operation on a busy machine takes longer than one wants to know: this bounds a hang.
+PATIENCE = 900 + OPERATIONS / 10
 LIMIT = 400
 
 
@@ -88,5 +89,5 @@ def test_the_extension_does_not_bring_the_gil_back() -> None:
     code = "import sys, kvcache; print(sys._is_gil_enabled())"
     environ = {name: value for name, value in os.environ.items() if name != "PYTHON_GIL"}
     command = [sys.executable, "-W", "error", "-c", code]
-    result = subprocess.run(command, env=environ, check=True, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, env=environ, check=True, capture_output=True, text=True, timeout=900)
     assert result.stdout.strip() == "False"

@@ -136,7 +136,7 @@ SIBLING: Final = [*TRUNK[:SHARED], (TRUNK[SHARED] + 1) % VOCABULARY, *random_tok
 OTHER: Final = [*TRUNK[:BRIEF], (TRUNK[BRIEF] + 1) % VOCABULARY, *random_tokens(3, 86)]
 BESIDE: Final = [(TRUNK[0] + 1) % VOCABULARY, *random_tokens(4, 9)]
 
-Step = tuple[Literal["run"], list[int]] | tuple[Literal["trim"], int]
+Step = tuple[Literal["run"], list[int]] | tuple[Literal["trim"], int] | tuple[Literal["cut"], None]
 
 
 def chunks(tokens: list[int], start: int, end: int) -> list[Step]:
@@ -176,6 +176,9 @@ def runs(kinds: Kinds) -> dict[str, list[Step]]:
         played["trimmed"] = [*back, ("run", OTHER[BRIEF:21]), *singles(OTHER, 21, DECODED)]
         played["trimmed stepwise"] = [*back, *singles(OTHER, BRIEF, 2 * DECODED)]
         played["trimmed twice"] = [*back, ("trim", 2), ("run", OTHER[BRIEF - 2 : 21])]
+        # The same on windows as long as what was trimmed left of them.
+        for name in ("trimmed", "trimmed stepwise", "trimmed twice"):
+            played[f"{name} and cut"] = [*back, ("cut", None), *played[name][len(back) :]]
     return played
 
 
@@ -185,6 +188,9 @@ def play(case: Case, model: Any, prompt_cache: list[Any], steps: Sequence[Step])
     for kind, what in steps:
         if kind == "trim":
             trim(prompt_cache, what)
+            continue
+        if kind == "cut":
+            cut(prompt_cache)
             continue
         logits = model(mx.array([what]), cache=prompt_cache)
         maybe_quantize_kv_cache(prompt_cache, case.quantized_from, 32, case.bits)
@@ -200,3 +206,12 @@ def trim(prompt_cache: list[Any], count: int) -> None:
         if isinstance(cache, ConcatenateKVCache):
             # Its next update would append behind what was trimmed.
             cache.keys, cache.values = (side[..., : cache.offset, :] for side in (cache.keys, cache.values))
+
+
+def cut(prompt_cache: list[Any]) -> None:
+    """Has windows that were trimmed hold no rows behind their last token."""
+    for cache in leaves(prompt_cache):
+        if type(cache).__name__ in WINDOWS:
+            rows = cache._idx if hasattr(cache, "_idx") else cache.offset - cache.start_position
+            cache.keys, cache.values = (mx.array(side[..., :rows, :]) for side in (cache.keys, cache.values))
+            mx.eval(cache.keys, cache.values)

@@ -12,7 +12,8 @@ import pytest
 
 from kvcache import KVPrefixCache
 
-from .cases import SEGMENT, built
+from .cases import SEGMENT
+from .devices import Cold, runnable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,12 +22,12 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session")
-def cold(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+def cold(tmp_path_factory: pytest.TempPathFactory) -> Cold:
     output = tmp_path_factory.mktemp("cold") / "cold.npz"
     command = [sys.executable, "-W", "error", "-m", "architectures.cold", str(output)]
     subprocess.run(command, cwd=Path(__file__).parent.parent, check=True)
     with np.load(output) as found:
-        return dict(found)
+        return Cold(dict(found))
 
 
 @pytest.fixture
@@ -37,4 +38,4 @@ def prefixes() -> Iterator[KVPrefixCache]:
 
 @pytest.fixture
 def model(case: Case) -> Any:
-    return built(case)
+    return runnable(case)

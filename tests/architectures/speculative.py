@@ -89,7 +89,7 @@ def cold_turns() -> dict[str, np.ndarray]:
         key += said
         result = turn(model, draft, caches, key[held:])
         found[f"speculative/{number}/tokens"] = np.array(result.tokens)
-        found[f"speculative/{number}/logprobs"] = result.logprobs
+        found[f"speculative/{number}/0"] = result.logprobs
         key += result.tokens
         held = min(cache.offset for cache in caches)
         for cache in caches:

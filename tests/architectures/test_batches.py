@@ -10,8 +10,11 @@ import pytest
 from kvcache import KVPrefixCache
 
 from .cases import BY_NAME, TRUNK, play
+from .devices import assert_repeated, repeated
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from .cases import Case
 
 # Chunked, quantised and deepseek_v41's own caches have no batches.
@@ -64,10 +67,12 @@ def test_extracted_caches(case: Case, model: Any, lengths: tuple[int, int], deco
             assert (stored.reason, stored.length) == ("stored", len(key))
             prefixes.validate()
         for number, key in enumerate(keys):
-            extracted = [layer.extract(number) for layer in batch]
-            expected = play(case, model, extracted, steps)
+
+            def extracted(number: int = number) -> list[np.ndarray]:
+                return play(case, model, [layer.extract(number) for layer in batch], steps)
+
             hit = prefixes.fetch([*key, 0])
             assert hit.length == len(key)
             found = play(case, model, hit.prompt_cache, steps)
-            assert [logits.tobytes() for logits in found] == [logits.tobytes() for logits in expected]
+            assert_repeated(found, repeated(extracted))
         prefixes.validate()

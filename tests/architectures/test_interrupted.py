@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .cases import BY_NAME, CHUNK, TRUNK, Kinds, built, chunks, leaves, play
+from .cases import BY_NAME, CHUNK, TRUNK, Kinds, chunks, leaves, play
+from .devices import runnable
 from .engine import answered, assert_true_to, generate, session
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ def test_a_class_not_known_is_one_token_ahead(
     monkeypatch: pytest.MonkeyPatch, prefixes: KVPrefixCache, appended: int
 ) -> None:
     case = BY_NAME["rwkv7"]
-    model = built(case)
+    model = runnable(case)
     monkeypatch.setattr(type(model), "make_cache", lambda self: [Slots() for _ in self.layers])
     tokens = TRUNK[:PROMPT]
     with session(prefixes, case, model, TRUNK[:PROMPT]) as request:

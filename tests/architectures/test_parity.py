@@ -38,18 +38,9 @@ if TYPE_CHECKING:
     from kvcache import KVPrefixCache
 
     from .cases import Case, Step
+    from .devices import Cold
 
 pytestmark = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-
-
-def same(seen: list[np.ndarray], cold: dict[str, np.ndarray], run: str, first: int) -> None:
-    """Asserts that forward passes of a run, from number ``first``, gave the very same bits."""
-    for number, logits in enumerate(seen, first):
-        expected = cold[f"{run}/{number}"]
-        assert logits.shape == expected.shape
-        assert logits.tobytes() == expected.tobytes(), (
-            f"pass {number} of {run} is off by up to {np.abs(logits - expected).max()}"
-        )
 
 
 def played(case: Case, model: Any, prefixes: KVPrefixCache, caches: list[Any], steps: list[Step]) -> Any:
@@ -87,11 +78,11 @@ def grown(prompt_cache: list[Any]) -> bool:
     )
 
 
-def test_straight_run(case: Case, model: Any, cold: dict[str, np.ndarray], prefixes: KVPrefixCache) -> None:
+def test_straight_run(case: Case, model: Any, cold: Cold, prefixes: KVPrefixCache) -> None:
     run = f"{case.name}/straight"
     # Three entries: one beside the trunk, the trunk up to STORED, and a sibling.
     played(case, model, prefixes, case.fresh(model), [("run", BESIDE)])
-    same(played(case, model, prefixes, case.fresh(model), chunks(TRUNK, 0, STORED)), cold, run, 0)
+    cold.same(played(case, model, prefixes, case.fresh(model), chunks(TRUNK, 0, STORED)), run, 0)
     diverge(case, model, cold, prefixes)
 
     hit = prefixes.fetch(TRUNK[:60])
@@ -107,7 +98,7 @@ def test_straight_run(case: Case, model: Any, cold: dict[str, np.ndarray], prefi
     # The first one is continued and stored on the way; the second one stands beside it.
     key, number = TRUNK[:STORED], STORED // CHUNK
     for step in STRAIGHT[number:13]:
-        same(play(case, model, hit.prompt_cache, [step]), cold, run, number)
+        cold.same(play(case, model, hit.prompt_cache, [step]), run, number)
         key, number = key + step[1], number + 1
         if len(key) in (48, 60, 68):
             assert prefixes.store(key, hit.prompt_cache).length == len(key)
@@ -122,11 +113,11 @@ def test_straight_run(case: Case, model: Any, cold: dict[str, np.ndarray], prefi
     for cache in leaves(last.prompt_cache):
         if hasattr(cache, "max_size"):
             assert 0 < cache._idx < cache.max_size
-    same(play(case, model, last.prompt_cache, STRAIGHT[13:]), cold, run, 13)
+    cold.same(play(case, model, last.prompt_cache, STRAIGHT[13:]), run, 13)
     prefixes.validate()
 
 
-def diverge(case: Case, model: Any, cold: dict[str, np.ndarray], prefixes: KVPrefixCache) -> None:
+def diverge(case: Case, model: Any, cold: Cold, prefixes: KVPrefixCache) -> None:
     """A sibling that leaves the trunk inside a node: fetched, continued, stored."""
     spans_only = Kinds.of(case.fresh(model)).spans_only
     hit = prefixes.fetch(SIBLING[:40])
@@ -134,14 +125,14 @@ def diverge(case: Case, model: Any, cold: dict[str, np.ndarray], prefixes: KVPre
     assert hit.length == (SHARED if spans_only else 24)
     assert hit.checkpoint_at == (None if spans_only else SHARED)
     run, first = f"{case.name}/sibling", 3 if spans_only else 2
-    same(play(case, model, hit.prompt_cache, [("run", SIBLING[hit.length : 40])]), cold, run, first)
+    cold.same(play(case, model, hit.prompt_cache, [("run", SIBLING[hit.length : 40])]), run, first)
     nodes = prefixes.stats().nodes
     stored = prefixes.store(SIBLING[:40], hit.prompt_cache)
     prefixes.validate()
     assert (stored.length, stored.new_tokens) == (40, 40 - SHARED)
     added = -(-stored.new_tokens // SEGMENT)
     assert prefixes.stats().nodes == nodes + added + 1, "nothing was split"
-    same(play(case, model, hit.prompt_cache, singles(SIBLING, 40, DECODED)), cold, run, first + 1)
+    cold.same(play(case, model, hit.prompt_cache, singles(SIBLING, 40, DECODED)), run, first + 1)
     assert prefixes.peek(SIBLING[:42]).length == 40
 
 
@@ -157,28 +148,26 @@ def evict_around(prefixes: KVPrefixCache) -> None:
     assert prefixes.peek(TRUNK[:60]).length == STORED
 
 
-def test_what_came_before_matters(case: Case, model: Any, cold: dict[str, np.ndarray]) -> None:
+def test_what_came_before_matters(case: Case, model: Any, cold: Cold) -> None:
     """Or equal logits would prove nothing."""
     number = STORED // CHUNK
     [logits] = play(case, model, case.fresh(model), STRAIGHT[number : number + 1])
     assert np.abs(logits - cold[f"{case.name}/straight/{number}"]).max() > 0.01
 
 
-def test_decode_right_after_the_fetch(
-    case: Case, model: Any, cold: dict[str, np.ndarray], prefixes: KVPrefixCache
-) -> None:
+def test_decode_right_after_the_fetch(case: Case, model: Any, cold: Cold, prefixes: KVPrefixCache) -> None:
     played(case, model, prefixes, case.fresh(model), chunks(TRUNK, 0, STORED))
     steps = singles(TRUNK, STORED, 2 * DECODED)
     for _ in range(2):
         # What the first one appended in place is not in the second one.
         hit = prefixes.fetch(TRUNK[: STORED + 1])
         assert hit.length == STORED
-        same(play(case, model, hit.prompt_cache, steps), cold, f"{case.name}/stepwise", STORED // CHUNK)
+        cold.same(play(case, model, hit.prompt_cache, steps), f"{case.name}/stepwise", STORED // CHUNK)
         prefixes.validate()
 
 
 def test_a_checkpoint_serves_less_while_no_window_rotated(
-    case: Case, model: Any, cold: dict[str, np.ndarray], prefixes: KVPrefixCache
+    case: Case, model: Any, cold: Cold, prefixes: KVPrefixCache
 ) -> None:
     kinds = Kinds.of(case.fresh(model))
     played(case, model, prefixes, case.fresh(model), chunks(TRUNK, 0, CHUNK))
@@ -191,14 +180,14 @@ def test_a_checkpoint_serves_less_while_no_window_rotated(
     for cache in leaves(hit.prompt_cache):
         assert Kinds.of([cache]).spans or cache.keys.shape[2] == BRIEF
     steps = [("run", OTHER[BRIEF:21]), *singles(OTHER, 21, DECODED)]
-    same(play(case, model, hit.prompt_cache, steps), cold, f"{case.name}/trimmed", 1)
+    cold.same(play(case, model, hit.prompt_cache, steps), f"{case.name}/trimmed", 1, cut=True)
     assert grown(hit.prompt_cache)
     again = prefixes.fetch(OTHER[:21])
     steps = singles(OTHER, BRIEF, 2 * DECODED)
-    same(play(case, model, again.prompt_cache, steps), cold, f"{case.name}/trimmed stepwise", 1)
+    cold.same(play(case, model, again.prompt_cache, steps), f"{case.name}/trimmed stepwise", 1, cut=True)
     third = prefixes.fetch(OTHER[:21])
     steps = [("trim", 2), ("run", OTHER[BRIEF - 2 : 21])]
-    same(play(case, model, third.prompt_cache, steps), cold, f"{case.name}/trimmed twice", 1)
+    cold.same(play(case, model, third.prompt_cache, steps), f"{case.name}/trimmed twice", 1, cut=True)
     prefixes.validate()
 
 
@@ -210,13 +199,11 @@ def test_a_rotated_window_serves_its_own_length_only(case: Case, model: Any, pre
     assert prefixes.peek(TRUNK[:11]).length == (0 if kinds.states else 10)
 
 
-def test_moved_in_and_out(
-    case: Case, model: Any, cold: dict[str, np.ndarray], prefixes: KVPrefixCache
-) -> None:
+def test_moved_in_and_out(case: Case, model: Any, cold: Cold, prefixes: KVPrefixCache) -> None:
     """``donate`` and ``take`` instead of copies, at the end of each chunk."""
     caches, key, run = case.fresh(model), [], f"{case.name}/straight"
     for number, step in enumerate(STRAIGHT):
-        same(play(case, model, caches, [step]), cold, run, number)
+        cold.same(play(case, model, caches, [step]), run, number)
         key = key + step[1]
         if len(step[1]) == 1 and len(key) % 3:
             continue

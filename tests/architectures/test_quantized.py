@@ -8,7 +8,8 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
-from .cases import BY_NAME, CHUNK, STRAIGHT, TRUNK, Kinds, built, leaves, play
+from .cases import BY_NAME, CHUNK, STRAIGHT, TRUNK, Kinds, leaves, play
+from .devices import runnable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from kvcache import KVPrefixCache
 
     from .cases import Case
+    from .devices import Cold
 
 LATE = ["llama.q8.late", "qwen3_next.q8.late"]
 
@@ -41,9 +43,8 @@ def stored_along(
 
 @late
 def test_the_layout_changes_while_a_request_is_stored(
-    case: Case, model: Any, cold: dict[str, np.ndarray], prefixes: KVPrefixCache
+    case: Case, model: Any, cold: Cold, prefixes: KVPrefixCache
 ) -> None:
-    expected = [cold[f"{case.name}/straight/{number}"].tobytes() for number in range(len(STRAIGHT))]
     caches = case.fresh(model)
     seen = stored_along(case, model, prefixes, caches, 0, 1)
     assert classes(caches) == {KVCache}
@@ -59,7 +60,8 @@ def test_the_layout_changes_while_a_request_is_stored(
     hit = prefixes.fetch(TRUNK[:60])
     assert (hit.length, classes(hit.prompt_cache)) == (3 * CHUNK, {QuantizedKVCache})
     seen += stored_along(case, model, prefixes, hit.prompt_cache, 3, len(STRAIGHT))
-    assert [logits.tobytes() for logits in seen] == expected
+    assert len(seen) == len(STRAIGHT)
+    cold.same(seen, f"{case.name}/straight", 0)
     while prefixes.peek(TRUNK[:60]).length > CHUNK:
         prefixes.evict(1)
         prefixes.validate()
@@ -70,18 +72,17 @@ def test_the_layout_changes_while_a_request_is_stored(
     [("llama", "llama.q8"), ("llama.q8", "llama"), ("llama.q8", "llama.q4"), ("qwen3_next.q8", "qwen3_next")],
 )
 def test_the_layout_with_the_longest_prefix_serves(
-    shorter: str, longer: str, cold: dict[str, np.ndarray], prefixes: KVPrefixCache
+    shorter: str, longer: str, cold: Cold, prefixes: KVPrefixCache
 ) -> None:
     """Whichever was stored first; and evicting one leaves the other whole."""
     for name, last in ((shorter, 2), (longer, 3)):
         case = BY_NAME[name]
-        model = built(case)
+        model = runnable(case)
         stored_along(case, model, prefixes, case.fresh(model), 0, last)
     for _ in range(2):
         hit = prefixes.fetch(TRUNK[:60])
         assert hit.length == 3 * CHUNK
-        for number, logits in enumerate(play(case, model, hit.prompt_cache, STRAIGHT[3:9]), 3):
-            assert logits.tobytes() == cold[f"{longer}/straight/{number}"].tobytes()
+        cold.same(play(case, model, hit.prompt_cache, STRAIGHT[3:9]), f"{longer}/straight", 3)
         prefixes.trim_to(tokens=3 * CHUNK)
         prefixes.validate()
         assert prefixes.ntokens == 3 * CHUNK

@@ -19,6 +19,7 @@ from mlx_lm.models.cache import (
 )
 
 from .cases import BY_NAME, CHUNK, TRUNK, built, chunks, leaves, play
+from .devices import runnable
 from .models import build
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def test_batches(prefixes: KVPrefixCache, make: Callable[[], Any]) -> None:
 @pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma3_text", "llama4", "rwkv7", "deepseek_v41"])
 def test_a_batch_run_by_a_model(prefixes: KVPrefixCache, name: str) -> None:
     case = BY_NAME[name]
-    model = built(case)
+    model = runnable(case)
     caches = case.fresh(model)
     model(mx.array([TRUNK[:12], TRUNK[12:24]]), cache=caches)
     refused(prefixes, caches, "batched")
@@ -180,7 +181,7 @@ MODELS: dict[str, list[Callable[[], Any]]] = {
 def test_caches_of_another_model(prefixes: KVPrefixCache, name: str) -> None:
     """Refused; otherwise the next fetch would hand this model a state of another shape."""
     case = BY_NAME[name]
-    model = built(case)
+    model = runnable(case)
     caches = case.fresh(model)
     play(case, model, caches, chunks(TRUNK, 0, 2 * CHUNK))
     assert prefixes.store(TRUNK[: 2 * CHUNK], caches).reason == "stored"
@@ -207,7 +208,7 @@ def test_models_in_lists_of_other_lengths(prefixes: KVPrefixCache) -> None:
 def test_a_short_first_store_is_no_other_model(prefixes: KVPrefixCache) -> None:
     """A state that holds the last tokens themselves is shorter while there are few of them."""
     case = BY_NAME["longcat_flash_ngram"]
-    model = built(case)
+    model = runnable(case)
     caches = case.fresh(model)
     for count in (1, 2, 12):
         play(case, model, caches, [("run", TRUNK[caches[1][0].offset : count])])

@@ -11,7 +11,16 @@ import pytest
 from kvcache import AllocationError, KVPrefixCache
 from tests.support.faults import allocation_failure, failing
 from tests.support.layers import KV, Concatenate, Quantized, Rotating
-from tests.support.memory import active, footprint, peak, peak_from_here
+from tests.support.memory import (
+    active,
+    charged,
+    charges,
+    footprint,
+    given_back,
+    peak,
+    peak_from_here,
+    weigh,
+)
 from tests.support.models import MODELS, prompt
 from tests.support.poskv import PosKV, held, nbytes
 
@@ -35,12 +44,12 @@ def test_an_eviction_frees_what_hangs_in_a_reference_cycle(kind: str) -> None:
         hit = cache.fetch([*prompt(60), 1])
         knot: list[Any] = [hit, *held(hit.prompt_cache)]
         knot.append(knot)
-        own = nbytes(hit.prompt_cache)
+        own = charges(held(hit.prompt_cache))
         del hit, knot
-        entry, before = cache.nbytes, footprint()
+        entry, before = cache.nbytes, weigh(cache)
         mx.set_cache_limit(1 << 30)  # from here on dropped buffers wait in the pool
         evicted = cache.evict(entry)
-        assert before - footprint() == evicted.freed == entry + own
+        assert before.footprint - footprint() == evicted.freed == before.charged + own
     finally:
         gc.enable()
     assert (evicted.nbytes, evicted.cycles) == (entry, 1)
@@ -49,8 +58,8 @@ def test_an_eviction_frees_what_hangs_in_a_reference_cycle(kind: str) -> None:
 
 def test_taking_an_entry_needs_one_context_and_not_two() -> None:
     """3. A copy doubles a long context for a moment; a take adds one layer to it."""
-    model, tokens = PosKV(*(Concatenate() for _ in range(24))), prompt(500)
-    entry, cache, base = model.nbytes(500), KVPrefixCache(), active()
+    model, tokens = PosKV(*(Concatenate() for _ in range(24))), prompt(512)
+    entry, cache, base = model.nbytes(512), KVPrefixCache(), active()
     put(cache, model, tokens)
     peak_from_here()
     hit = cache.fetch([*tokens, 1])
@@ -65,7 +74,7 @@ def test_taking_an_entry_needs_one_context_and_not_two() -> None:
     cache.store(tokens, hit.prompt_cache, donate=True)
     del hit
     assert active() - base == cache.nbytes == entry
-    assert get(cache, model, [*tokens, 1]).length == 500
+    assert get(cache, model, [*tokens, 1]).length == 512
 
 
 @pytest.mark.usefixtures("pool")
@@ -126,11 +135,13 @@ def test_a_rotating_layer_s_copy_is_its_window(keep: int, lazy: bool) -> None:
     assert nbytes(prompt_cache) > 4 * window
     cache.store(tokens, prompt_cache)
     del prompt_cache
-    assert active() - base == cache.nbytes == window
+    assert active() - base == charged(cache)
+    assert cache.nbytes == window
     hit = cache.fetch([*tokens, 1])
     model.check(hit.prompt_cache, tokens)
     cache.close()
-    assert active() - base == window
+    assert active() - base == charges(held(hit.prompt_cache))
+    assert nbytes(hit.prompt_cache) == window
 
 
 @pytest.mark.parametrize(("rows", "kept"), [(10_000, 256), (130, 120), (130, 129), (40, 1)])
@@ -142,7 +153,8 @@ def test_a_slice_does_not_keep_its_parent(rows: int, kept: int) -> None:
     layer.keys, layer.values, layer.offset = layer.keys[..., :kept, :], layer.values[..., :kept, :], kept
     cache.store(prompt(kept), prompt_cache)
     del prompt_cache, layer
-    assert active() - base == cache.nbytes == model.nbytes(kept)
+    assert active() - base == charged(cache)
+    assert cache.nbytes == model.nbytes(kept)
 
 
 def test_a_fetched_slice_does_not_keep_the_segment() -> None:
@@ -151,7 +163,8 @@ def test_a_fetched_slice_does_not_keep_the_segment() -> None:
     put(cache, model, prompt(1000))
     hit = cache.fetch([*prompt(25), 1])
     cache.close()
-    assert active() - base == model.nbytes(25) == model.nbytes(1000) // 40
+    assert active() - base == charges(held(hit.prompt_cache))
+    assert nbytes(hit.prompt_cache) == model.nbytes(25) == model.nbytes(1000) // 40
     model.check(hit.prompt_cache, prompt(25))
 
 
@@ -176,9 +189,10 @@ def test_half_of_a_split_frees_its_own_bytes(segment_tokens: int, make: type[KV]
     old, new = prompt(100), [*prompt(50), 9000]
     put(cache, model, old)
     put(cache, model, new)
-    before = footprint()
+    before = weigh(cache)
     evicted = cache.evict(model.nbytes(50))
-    assert before - footprint() == evicted.freed == evicted.nbytes == model.nbytes(50)
+    assert evicted.freed == given_back(before, cache)
+    assert evicted.nbytes == model.nbytes(50)
     assert evicted.tokens == 50
     assert get(cache, model, [*old, 1]).length == 50
     assert get(cache, model, [*new, 1]).length == 51

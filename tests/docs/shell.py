@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from kvcache.cli import main
+from tests.support.patience import PATIENCE
 from tests.support.ring import ring
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).parents[2]
 BIN: Final = Path(sys.executable).parent
-SECONDS: Final = 60
+SECONDS: Final = PATIENCE
 _SETTING: Final = re.compile(r"[A-Z_]+=\S*")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.integrations.tiny import write_model
+from tests.support.patience import PATIENCE
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -25,7 +26,7 @@ def _run(name: str, *arguments: str, text: str = "") -> str:
     command = [sys.executable, str(EXAMPLES / name), *arguments]
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
     ended = subprocess.run(
-        command, input=text, capture_output=True, text=True, check=False, timeout=120, env=environment
+        command, input=text, capture_output=True, text=True, check=False, timeout=PATIENCE, env=environment
     )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout

@@ -33,7 +33,7 @@ class Server:
         self.log = log
 
     def get(self, path: str, port: int | None = None) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port or self.port}{path}", timeout=30) as response:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port or self.port}{path}", timeout=900) as response:
             return response.read().decode()
 
     def cache(self) -> dict[str, Any]:
@@ -41,7 +41,7 @@ class Server:
 
     def post(self, body: object, path: str = "/v1/chat/completions") -> tuple[int, Any]:
         """Status and body, whatever the status."""
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=120)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=900)
         try:
             text = body if isinstance(body, str) else json.dumps(body)
             connection.request("POST", path, text)
@@ -54,7 +54,7 @@ class Server:
         """Goes away in mid-answer: after ``lines`` lines that begin with ``marker``."""
         text = json.dumps(body | {"stream": True}).encode()
         head = f"POST /v1/chat/completions HTTP/1.0\r\nContent-Length: {len(text)}\r\n\r\n"
-        with socket.create_connection(("127.0.0.1", self.port), timeout=120) as connection:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=900) as connection:
             connection.sendall(head.encode() + text)
             with connection.makefile("rb") as answer:
                 while lines:
@@ -66,7 +66,7 @@ class Server:
 
     def until_held(self, ntokens: int) -> int:
         """Waits until at least ``ntokens`` are held; what a client left behind ends some time later."""
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 900
         while (held := self.cache()["stats"]["ntokens"]) < ntokens:
             assert time.monotonic() < deadline, f"{held} tokens held, {ntokens} expected"
             time.sleep(0.2)
@@ -75,7 +75,7 @@ class Server:
     @contextmanager
     def client(self) -> Iterator[OpenAI]:
         with OpenAI(
-            base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", max_retries=0, timeout=120
+            base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", max_retries=0, timeout=900
         ) as client:
             yield client
 
@@ -97,14 +97,14 @@ def running(what: tuple[str, ...], model: Path, log: Path, *options: str) -> Ite
     finally:
         process.terminate()
         try:
-            process.wait(timeout=30)
+            process.wait(timeout=300)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
 
 
 def _await(server: Server) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 900
     while time.monotonic() < deadline:
         assert server.process.poll() is None, server.log.read_text()
         try:

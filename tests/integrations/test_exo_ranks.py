@@ -40,7 +40,7 @@ def _played(folder: Path, groups: list[str], count: int) -> list[list[Any]]:
                     text=True,
                 )
             )
-        outputs = [rank.communicate(timeout=100) for rank in ranks]
+        outputs = [rank.communicate(timeout=900) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

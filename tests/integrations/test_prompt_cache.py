@@ -13,7 +13,7 @@ from kvcache import ConfigError, KVPrefixCache
 from kvcache.integrations.mlx_lm import PromptCache
 from kvcache.integrations.mlx_lm.keys import Ends
 from tests.support.layers import KV
-from tests.support.memory import footprint
+from tests.support.memory import given_back, weigh
 from tests.support.models import MODELS, SPANS, prompt
 from tests.support.poskv import PosKV
 
@@ -231,10 +231,11 @@ def test_evicted_memory_comes_back(model: PosKV) -> None:
     cache = PromptCache(max_size=100)
     for first in range(5):
         _put(cache, model, prompt(100, first))
-    before, held = footprint(), cache.nbytes
+    before, held = weigh(cache.cache), cache.nbytes
     evicted = cache.trim_to(n_bytes=held // 2)
     assert cache.nbytes <= held // 2
-    assert footprint() == before - evicted.nbytes == before - (held - cache.nbytes)
+    assert evicted.nbytes == held - cache.nbytes
+    assert given_back(before, cache.cache) == evicted.freed
 
 
 def test_trimming(model: PosKV) -> None:

@@ -129,7 +129,7 @@ def _error(options: list[str], model: Path) -> tuple[int, str]:
     import sys
 
     command = [sys.executable, *OURS, "--model", str(model), *options]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
     return ended.returncode, ended.stderr
 
 

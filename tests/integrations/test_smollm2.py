@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = [pytest.mark.real_model, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.real_model, pytest.mark.timeout(7200)]
 
 FULL = bool(os.environ.get("KVCACHE_FULL"))
 only_full = pytest.mark.skipif(not FULL, reason="the whole matrix takes minutes: KVCACHE_FULL=1 runs it")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from tests.support.patience import PATIENCE
 from tests.support.ring import free_ports, kill_group, ring
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def launch(
     options: Mapping[str, Any] | None = None,
     *,
     check: bool = False,
-    seconds: float = 60,
+    seconds: float = PATIENCE,
     by_mlx: bool = False,
 ) -> list[Any]:
     """Runs ``tests/ranks/<scenario>.py`` on each rank of a ring. Returns their results by rank.

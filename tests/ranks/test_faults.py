@@ -18,7 +18,7 @@ Steps = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[Steps]]]:
-    return launch("scenarios", RANKS, tmp_path_factory.mktemp("scenarios"), seconds=150)
+    return launch("scenarios", RANKS, tmp_path_factory.mktemp("scenarios"))
 
 
 def assert_agreed(results: list[dict[str, list[Steps]]], scenario: str, broken: int) -> dict[str, Any]:

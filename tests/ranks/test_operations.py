@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.ranks.launch import launch
+from tests.support.patience import PATIENCE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +46,7 @@ def test_ranks_agree_on_random_calls(tmp_path: Path, ranks: int, share: float, c
     runs = [{"operations": count, "seed": SEED, "calm": False}]
     if ranks == 2:
         runs.append({"operations": count // 2, "seed": SEED, "calm": True})
-    seconds = 60 + count * ranks * 0.1
+    seconds = PATIENCE + count * ranks
     results = launch("operations", ranks, tmp_path, {"runs": runs}, check=check, seconds=seconds)
     for number, run in enumerate(runs):
         outcomes = [result[number] for result in results]

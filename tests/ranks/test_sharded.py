@@ -14,7 +14,7 @@ RANKS = 2
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return launch("sharded", RANKS, tmp_path_factory.mktemp("sharded"), seconds=90)
+    return launch("sharded", RANKS, tmp_path_factory.mktemp("sharded"))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -31,7 +31,7 @@ class Environment:
             cwd=self.folder,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=900,
             env={name: value for name, value in os.environ.items() if name not in FOREIGN} | variables,
         )
         assert result.returncode == code, result.stdout + result.stderr
@@ -62,7 +62,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     environ = {name: value for name, value in os.environ.items() if name not in FOREIGN}
     command = ["make", "--silent", "wheel", f"DIST={folder}"]
     result = subprocess.run(
-        command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=240, env=environ
+        command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=900, env=environ
     )
     assert result.returncode == 0, result.stdout + result.stderr
     return folder

@@ -21,7 +21,6 @@ from tests.shipping.conftest import ROOT
 if TYPE_CHECKING:
     from email.message import Message
 
-pytestmark = pytest.mark.timeout(300)
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-import pytest
-
 import kvcache
 from tests.shipping.conftest import Environment
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.timeout(300)
 
 INDEX = """
 import sys

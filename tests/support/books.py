@@ -15,9 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
 from kvcache import Eviction, KVPrefixCache, MediaSpan
 from tests.support.faults import contents
 from tests.support.layers import KV, Arrays, Chunked, Concatenate, List, Opaque, Quantized, Rotating
-from tests.support.memory import active, footprint
+from tests.support.memory import Weight, active, assert_freed, charged, footprint, given_back
 from tests.support.oracle import Media, Prompt, Shelf
-from tests.support.poskv import PosKV
+from tests.support.poskv import PosKV, held
 
 if TYPE_CHECKING:
     from kvcache import Hit, Pin, Stored
@@ -32,6 +32,9 @@ LAYOUTS = {
     "window": {"window": PosKV(Rotating(6, keep=1), KV(), Chunked(9))},
     "state": {"state": PosKV(Arrays(), Arrays())},
 }
+MOST_ARRAYS = max(
+    len(list(held(model.filled([1])))) for models in LAYOUTS.values() for model in models.values()
+)
 BASES = (
     (1, 2, 3, 4, 1, 2, 2, 3, 3, 1, 4, 4, 2, 1, 3, 1, 1, 4, 2, 3, 4, 3, 2, 1),
     (1, 2, 3, 4, 1, 2, 5, 5, 5, 6) * 2,
@@ -114,11 +117,11 @@ class Books(RuleBasedStateMachine):
             self.cache.close()
             assert footprint() == self.base
 
-    def count(self, eviction: Eviction, before: int | None = None) -> None:
-        """Adds up, and checks that memory fell by what the ledger says."""
+    def count(self, eviction: Eviction, before: Weight | None = None) -> None:
+        """Adds up, and checks that memory fell by what the evicted arrays were charged."""
         self.evicted += eviction
-        assert eviction.freed == eviction.nbytes
-        assert before is None or before - footprint() == eviction.nbytes
+        assert_freed(eviction, MOST_ARRAYS)
+        assert before is None or given_back(before, self.cache) == eviction.freed
         if eviction:
             self.young = 0
             assert eviction.cycles == 1
@@ -207,7 +210,7 @@ class Books(RuleBasedStateMachine):
         stats = cache.stats()
         assert self.limit is None or cache.nbytes <= self.limit
         assert self.max_buffers is None or stats.buffers <= self.max_buffers
-        assert active() - self.base == cache.nbytes
+        assert active() - self.base == charged(cache)
         for pin, space, prompt in self.pins:
             longer = self.cache.peek((*prompt.ids, 8), namespace=space, media=self.spans(prompt))
             assert longer.length >= pin.tokens

@@ -7,14 +7,13 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from tests.support.patience import PATIENCE
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
 THREADS = 8
-
-
-PATIENCE = 120
 
 
 def together(work: Callable[[int], None], threads: int = THREADS, patience: float = PATIENCE) -> None:
