@@ -12,6 +12,7 @@
 //! | [`evict`] | making room: the shortest run of the LRU order that is enough |
 //! | `radix` | node, arena, read-only walk, and the only code that changes the tree's shape |
 //! | `lru`, `ledger`, `lease`, `media`, `retention` | one idea each |
+//! | `work` | counts of work, in tests |
 //! | `check` | `validate()`: recomputes every counter and link |
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! The only code that changes a tree's shape, and with it the ledger and the LRU list.
+//! The code that changes a tree's shape, and with it the ledger and the LRU list; joining nodes is next
+//! door.
 
 use crate::evict::Dropped;
 use crate::forest::Forest;
