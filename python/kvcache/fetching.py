@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 from kvcache import arrays
 from kvcache._core import Tokens
 from kvcache.copying import Piece, join
-from kvcache.errors import ConfigError, InternalError
+from kvcache.errors import InternalError
 from kvcache.layers.prompt import token_bytes
 from kvcache.pressing import Relief
-from kvcache.results import Hit, media_keys
+from kvcache.results import Hit, media_keys, read_media
 from kvcache.sizes import LARGEST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable
 
     from kvcache._core import Acquired, Match
     from kvcache.layers.base import Image
@@ -53,7 +53,7 @@ def hit_of(found: Match | Found, asked: Question, prompt_cache: list[Any] | None
         checkpoint_at=found.checkpoint_at,
         tokens=asked.tokens,
         namespace=asked.namespace,
-        media=tuple(asked.media),
+        media=asked.media,
     )
 
 
@@ -63,7 +63,7 @@ class Question:
 
     tokens: Any
     namespace: str
-    media: Sequence[MediaSpan]
+    media: tuple[MediaSpan, ...]
     key: Tokens
     spans: list[tuple[int, int, bytes]]
 
@@ -83,19 +83,18 @@ def check_namespace(namespace: str) -> None:
         raise TypeError(f"namespace must be a str, found {type(namespace).__name__}")
 
 
-def question(tokens: Any, namespace: str, media: Sequence[MediaSpan]) -> Question:
+def question(tokens: Any, namespace: str, media: Iterable[MediaSpan]) -> Question:
     """Checks the arguments that all calls share.
 
     Raises:
         TokenError: A token id that is out of range, or more than one row.
         TypeError: Another type.
-        ConfigError: A media span that ends behind the tokens.
+        ConfigError: Media spans that overlap, or that end past the tokens.
     """
     check_namespace(namespace)
-    asked = Question(tokens, namespace, media, Tokens(tokens), media_keys(media))
-    if asked.spans and (end := asked.spans[-1][0] + asked.spans[-1][1]) > len(asked.key):
-        raise ConfigError(f"a media span ends at {end}, behind the {len(asked.key)} tokens")
-    return asked
+    key = Tokens(tokens)
+    spans = read_media(media, len(key))
+    return Question(tokens, namespace, spans, key, media_keys(spans))
 
 
 @dataclass(frozen=True)

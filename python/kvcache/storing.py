@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 # In this order ranks agree on a refusal: the one furthest down stands for all.
 _REASONS: Final[tuple[StoreReason, ...]] = (
     "empty",
+    "unknown_length",
     "key_too_short",
     "truncated",
     "offset_mismatch",
@@ -74,7 +75,7 @@ class Store:
                 refusal = found.reason, found.detail
                 return 0, _REASONS.index(cast("StoreReason", found.reason)), 0, 0, 0, 0, _NEW
             number = self._newest(reading) if ranks.grouped else _NEW
-            known = reading.asked if reading.prompt.knows_length else 0
+            known = reading.asked if reading.prompt.knows_length or length is not None else 0
             return 1, 0, reading.asked, known, reading.checkpointed, reading.trimmable, number
 
         lows, highs = ranks.propose(read, 7)
@@ -85,7 +86,13 @@ class Store:
             if not lows[0]:
                 raise _agreed_refusal(refusal, highs[1])
             # Layers that know no length go with those of other ranks that do.
-            low, high = lows[2], highs[3] or highs[2]
+            low, high = lows[2], highs[3]
+            if not high:
+                raise Refusal(
+                    "unknown_length",
+                    "no layer counts its tokens: say length= with the tokens that were run, which the last "
+                    "sampled one was not",
+                )
             if reading is None or low != high:
                 raise Refusal("offset_mismatch", f"ranks hold from {low} to {high} tokens")
             reading.asked, reading.length = low, _outside_media(asked.spans, low)
@@ -106,6 +113,10 @@ class Store:
         prompt = Prompt(prompt_cache)
         tokens = prompt.length(len(asked.key), length)
         layout, images = prompt.layout(), prompt.images()
+        prompt.require_rebuild()
+        if self._donate:
+            # What fails to compute shows before a layer is let go of.
+            arrays.evaluate(prompt.arrays())
         if self._state.ranks.grouped:
             self._check_alone(asked, prompt, layout, tokens)
         return Reading(prompt, layout, tokens, tokens, layout.checkpointed, image_figures(images)[2])
