@@ -52,7 +52,7 @@ def test_growing_turns_peak_at_limit_and_one_request(kind: str, donate: bool) ->
         prompt_cache = model.filled(tokens)
         own = active() - base - cache.nbytes
         peak_from_here()
-        cache.store(tokens, prompt_cache, donate=donate)
+        cache.store(tokens, prompt_cache, length=len(tokens), donate=donate)
         assert peak() - base <= limit + own + model.nbytes(segment)
         del prompt_cache
         assert active() - base == cache.nbytes <= limit
@@ -85,7 +85,9 @@ def test_donate_peaks_at_one_context_and_one_layer(kind: str) -> None:
     own = nbytes(prompt_cache)
     largest = max(nbytes([layer]) for layer in prompt_cache)
     peak_from_here()
-    assert cache.store(prompt(length), prompt_cache, donate=True).reason == "stored"
+    assert (
+        cache.store(prompt(length), prompt_cache, length=len(prompt(length)), donate=True).reason == "stored"
+    )
     assert peak() - base <= own + largest
     assert nbytes(prompt_cache) == 0
     assert active() - base == cache.nbytes == model.nbytes(length)

@@ -122,7 +122,9 @@ class Soak:
         most = self.cache.nbytes + _largest(prompt_cache) if donate else self.limit
         media = [span for span in media if span.start + span.length <= len(tokens)]
         peak_from_here()
-        stored = self.cache.store(tokens, prompt_cache, namespace=name, media=media, donate=donate)
+        stored = self.cache.store(
+            tokens, prompt_cache, length=len(tokens), namespace=name, media=media, donate=donate
+        )
         assert peak() - self.base <= most + own + model.nbytes(SEGMENT)
         self.held()
         self.seen.update({f"store {stored.reason}": 1, "donate": donate})

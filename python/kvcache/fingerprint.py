@@ -56,23 +56,26 @@ class _Reader:
         return made
 
     def _hash_of(self, value: Any) -> bytes:
+        made: bytes
         if isinstance(value, mx.array):
-            return _hash("array", f"{value.shape} {value.dtype} {_checksum(value)}")
-        if isinstance(value, np.ndarray | np.generic):
+            made = _hash("array", f"{value.shape} {value.dtype} {_checksum(value)}")
+        elif isinstance(value, np.ndarray | np.generic):
             content = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
-            return _hash("numpy", f"{value.shape} {value.dtype} {content}")
-        if isinstance(value, enum.Enum):
-            return _hash("enum", _name(type(value)), value.name)
-        if isinstance(value, type | types.ModuleType):
-            return _hash("name", _name(value))
-        if isinstance(value, types.CodeType):
+            made = _hash("numpy", f"{value.shape} {value.dtype} {content}")
+        elif isinstance(value, enum.Enum):
+            made = _hash("enum", _name(type(value)), value.name)
+        elif isinstance(value, type | types.ModuleType):
+            made = _hash("name", _name(value))
+        elif isinstance(value, types.CodeType):
             texts = _hash("code", value.co_code.hex(), *value.co_names, *value.co_freevars)
-            return _hash(texts, *map(self.digest, value.co_consts))
-        if isinstance(value, types.CellType):
-            return _hash("cell", *map(self.digest, _cell(value)))
-        if callable(value) and not isinstance(value, nn.Module):
-            return self._callable(value)
-        return self._object(value)
+            made = _hash(texts, *map(self.digest, value.co_consts))
+        elif isinstance(value, types.CellType):
+            made = _hash("cell", *map(self.digest, _cell(value)))
+        elif callable(value) and not isinstance(value, nn.Module):
+            made = self._callable(value)
+        else:
+            made = self._object(value)
+        return made
 
     def _callable(self, value: Any) -> bytes:
         parts = [_name(value if hasattr(value, "__qualname__") else type(value))]
