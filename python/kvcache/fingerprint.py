@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import mlx.core as mx
 import numpy as np
-from mlx import nn
+from mlx.nn.layers.base import Module
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -71,7 +71,7 @@ class _Reader:
             made = _hash(texts, *map(self.digest, value.co_consts))
         elif isinstance(value, types.CellType):
             made = _hash("cell", *map(self.digest, _cell(value)))
-        elif callable(value) and not isinstance(value, nn.Module):
+        elif callable(value) and not isinstance(value, Module):
             made = self._callable(value)
         else:
             made = self._object(value)
@@ -108,7 +108,7 @@ class _Reader:
 
     def _of_class(self, cls: type) -> bytes:
         """Values that all objects of a class share; of its methods the class's name speaks."""
-        if cls in (object, nn.Module, *_CONTAINERS):
+        if cls in (object, Module, *_CONTAINERS):
             return b""
         values = [
             (name, value)

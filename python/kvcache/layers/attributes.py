@@ -91,19 +91,23 @@ def snapshot(cache: Any) -> tuple[Snapshot, list[Array]]:
     Raises:
         Refusal: ``unsupported_layer``: it keeps something that cannot be read or copied.
     """
-    cls, arrays = type(cache), []  # type: ignore[var-annotated]
+    cls = type(cache)
+    arrays: list[Array] = []
     for base in cls.__mro__:
         # Types written in C keep state of their own.
         if not base.__flags__ & _HEAP_TYPE and base not in _READ:
             raise unsupported(cls, f"{base.__qualname__} keeps contents that cannot be read")
     memo: dict[int, Any] = {}
-    attributes = _collect(dict(_attributes(cache)), arrays, cls, memo, 0)
-    items = None
+    # Both live until the end: an id is one object's only so long.
+    attributes = dict(_attributes(cache))
+    contents: dict[Any, Any] | list[Any] | None = None
     if isinstance(cache, dict):
-        items = _collect(dict(dict.items(cache)), arrays, cls, memo, 0)
+        contents = dict(dict.items(cache))
     elif isinstance(cache, list):
-        items = _collect(list(list.__iter__(cache)), arrays, cls, memo, 0)
-    return Snapshot(cls, attributes, items), arrays
+        contents = list(list.__iter__(cache))
+    kept = _collect(attributes, arrays, cls, memo, 0)
+    items = None if contents is None else _collect(contents, arrays, cls, memo, 0)
+    return Snapshot(cls, kept, items), arrays
 
 
 def unsupported(cls: type, why: str) -> Refusal:
@@ -142,17 +146,15 @@ def _collect(value: Any, arrays: list[Array], cls: type, memo: dict[int, Any], d
     if type(value) in _PLAIN or isinstance(value, enum.Enum | np.generic):
         return value
     kind = type(value)
-    if kind not in (list, tuple, dict) or depth >= _DEPTH:
+    if kind not in (list, tuple, dict, set, frozenset) or depth >= _DEPTH:
         raise unsupported(cls, f"it holds a {kind.__qualname__}")
     if id(value) not in memo:
-        if kind is dict:
+        if kind in (dict, set, frozenset):
+            # Plain texts and numbers, or tuples of them: they are found again in the copy.
             for key in value:
                 _require_plain(key, cls)
-            parts = [part for pair in value.items() for part in pair]
-        else:
-            parts = list(value)
+        parts = [part for pair in value.items() for part in pair] if kind is dict else list(value)
         memo[id(value)] = node = Node(kind, [])
-        # Keys are plain texts and numbers, or tuples of them: they come back as they are.
         node.items = [_collect(part, arrays, cls, memo, depth + 1) for part in parts]
     return memo[id(value)]
 
@@ -162,7 +164,7 @@ def _require_plain(key: Any, cls: type) -> None:
         for part in key:
             _require_plain(part, cls)
     elif type(key) not in _PLAIN and not isinstance(key, enum.Enum | np.generic):
-        raise unsupported(cls, f"it holds a dict with a {type(key).__qualname__} as key")
+        raise unsupported(cls, f"it holds a dict or set with a {type(key).__qualname__} as key")
 
 
 def _build(plan: Any, arrays: list[Array], made: dict[int, Any]) -> Any:
@@ -171,8 +173,8 @@ def _build(plan: Any, arrays: list[Array], made: dict[int, Any]) -> Any:
     if not isinstance(plan, Node):
         return plan
     if id(plan) not in made:
-        if plan.kind is tuple:
-            made[id(plan)] = tuple(_build(item, arrays, made) for item in plan.items)
+        if plan.kind in (tuple, set, frozenset):
+            made[id(plan)] = plan.kind(_build(item, arrays, made) for item in plan.items)
         else:
             copy: Any = plan.kind()
             made[id(plan)] = copy

@@ -23,6 +23,8 @@ class Mark(int):
         self.used = True
         return int.__add__(self, other)
 
+    __radd__ = __add__
+
     def __reduce_ex__(self, _: Any) -> tuple[type[int], tuple[int]]:
         return int, (int(self),)
 
