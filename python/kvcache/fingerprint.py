@@ -87,7 +87,7 @@ class _Reader:
             read = [value.func, value.args, value.keywords]
         else:
             # Written in C, or an object that can be called.
-            read = [getattr(value, "__wrapped__", None)]
+            read = [getattr(value, "__wrapped__", None), getattr(value, "__self__", None)]
             return _hash("callable", *parts, *map(self.digest, read), self._object(value))
         return _hash("callable", *parts, *map(self.digest, read))
 
