@@ -60,6 +60,7 @@ def test_bad_spans_change_nothing(
         ((0, 0, "a"), ConfigError),
         ((0, 2, ""), ConfigError),
         ((0, 2, None), ConfigError),
+        ((0, 2, "picture \ud800"), ConfigError),
         ((0.0, 2, "a"), TypeError),
         ((0, True, "a"), TypeError),
     ],

@@ -318,9 +318,8 @@ def test_what_fails_on_entering_leaves_what_was_stored(take: bool, fails: str, l
 
 def test_media_are_read_once() -> None:
     model, cache, tokens = PosKV(KV()), KVPrefixCache(), [1, *[99] * 4, 2, 3]
-    with cache.session(
-        tokens, model=model, media=map(lambda each: MediaSpan(1, 4, each), ["cat"])
-    ) as session:
+    cat = (MediaSpan(1, 4, each) for each in ["cat"])
+    with cache.session(tokens, model=model, media=cat) as session:
         model.grow(session.prompt_cache, session.remaining)
     assert session.stored.length == 7
     for call in (cache.fetch, cache.peek):
