@@ -18,7 +18,7 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
 )
 
-from kvcache import KVPrefixCache, layers
+from kvcache import ConfigError, KVPrefixCache, layers
 from tests.support.faults import assert_settled
 from tests.support.layers import KV, Arrays, List, Opaque
 from tests.support.models import prompt
@@ -393,8 +393,19 @@ def test_what_fails_to_compute_shows_before_a_donation_begins() -> None:
     worker.join()
     made[1].keys = lazy[0]
     cache = KVPrefixCache()
-    with pytest.raises(RuntimeError):
-        cache.store(prompt(N), made, donate=True)
+    for donate in (False, True):
+        with pytest.raises(ConfigError, match="made on another thread"):
+            cache.store(prompt(N), made, donate=donate)
     assert made[0].keys is not None
     assert_settled(cache)
     assert cache.nbytes == 0
+
+
+@pytest.mark.parametrize("form", [list, np.array, mx.array])
+def test_a_hit_can_be_compared_and_hashed(form: Callable[[list[int]], Any]) -> None:
+    cache = KVPrefixCache()
+    cache.store(prompt(N), [rows(KVCache())])
+    one, other = cache.fetch(form(prompt(N))), cache.fetch(form(prompt(N)))
+    assert len({one, other, one}) == 2
+    assert one == one  # noqa: PLR0124
+    assert one != other

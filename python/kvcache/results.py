@@ -131,7 +131,8 @@ class Eviction:
         )
 
 
-@dataclass(frozen=True)
+# Two hits are never one: arrays of tokens are no truth values, and lists have no hash.
+@dataclass(frozen=True, eq=False)
 class Hit:
     """What a fetch or a peek found. Lengths are in tokens.
 

@@ -58,7 +58,7 @@ def played(case: Case, model: Any, prefixes: KVPrefixCache, caches: list[Any], s
     for step in steps:
         seen += play(case, model, caches, [step])
         key += step[1]
-        stored = prefixes.store(key, caches)
+        stored = prefixes.store(key, caches, length=len(key))
         assert (stored.reason, stored.length) == ("stored", len(key))
         prefixes.validate()
     return seen
@@ -220,7 +220,7 @@ def test_moved_in_and_out(
         key = key + step[1]
         if len(step[1]) == 1 and len(key) % 3:
             continue
-        assert prefixes.store(key, caches, donate=True).length == len(key)
+        assert prefixes.store(key, caches, length=len(key), donate=True).length == len(key)
         prefixes.validate()
         hit = prefixes.fetch([*key, 0], take=True)
         assert hit.length == len(key)

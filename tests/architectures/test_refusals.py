@@ -183,7 +183,7 @@ def test_caches_of_another_model(prefixes: KVPrefixCache, name: str) -> None:
     model = built(case)
     caches = case.fresh(model)
     play(case, model, caches, chunks(TRUNK, 0, 2 * CHUNK))
-    assert prefixes.store(TRUNK[: 2 * CHUNK], caches).reason == "stored"
+    assert prefixes.store(TRUNK[: 2 * CHUNK], caches, length=2 * CHUNK).reason == "stored"
     for make in MODELS[name]:
         other = make()
         theirs = case.fresh(other)
