@@ -110,7 +110,7 @@ def test_straight_run(case: Case, model: Any, cold: dict[str, np.ndarray], prefi
         same(play(case, model, hit.prompt_cache, [step]), cold, run, number)
         key, number = key + step[1], number + 1
         if len(key) in (48, 60, 68):
-            assert prefixes.store(key, hit.prompt_cache).length == len(key)
+            assert prefixes.store(key, hit.prompt_cache, length=len(key)).length == len(key)
             prefixes.validate()
     assert content(again.prompt_cache) == before
     assert content(prefixes.fetch(TRUNK[: STORED + 1]).prompt_cache) == before
@@ -136,7 +136,7 @@ def diverge(case: Case, model: Any, cold: dict[str, np.ndarray], prefixes: KVPre
     run, first = f"{case.name}/sibling", 3 if spans_only else 2
     same(play(case, model, hit.prompt_cache, [("run", SIBLING[hit.length : 40])]), cold, run, first)
     nodes = prefixes.stats().nodes
-    stored = prefixes.store(SIBLING[:40], hit.prompt_cache)
+    stored = prefixes.store(SIBLING[:40], hit.prompt_cache, length=40)
     prefixes.validate()
     assert (stored.length, stored.new_tokens) == (40, 40 - SHARED)
     added = -(-stored.new_tokens // SEGMENT)
