@@ -12,7 +12,7 @@ import numpy as np
 from loguru import logger
 
 from kvcache._core import Tokens
-from kvcache.errors import AllocationError, ClosedError, ConfigError
+from kvcache.errors import AllocationError, ClosedError, ConfigError, InternalError
 from kvcache.fetching import Question, rest
 from kvcache.layers.base import Refusal
 from kvcache.layers.marks import Marks, unmark
@@ -293,6 +293,9 @@ class Session:
         except AllocationError as error:
             logger.warning("a session could not store {} tokens: {}", len(key), error)
             return Stored(0, 0, 0, "too_large", error.evicted, str(error))
+        except InternalError:
+            # A defect, or ranks that have come apart: not hidden.
+            raise
         except ClosedError:
             logger.warning("a session could not store {} tokens: its cache was closed", len(key))
         except Exception:  # noqa: BLE001 - logged, and the request keeps its answer

@@ -114,9 +114,6 @@ class Store:
         tokens = prompt.length(len(asked.key), length)
         layout, images = prompt.layout(), prompt.images()
         prompt.require_rebuild()
-        if self._donate:
-            # What fails to compute shows before a layer is let go of.
-            arrays.evaluate(prompt.arrays())
         if self._state.ranks.grouped:
             self._check_alone(asked, prompt, layout, tokens)
         return Reading(prompt, layout, tokens, tokens, layout.checkpointed, image_figures(images)[2])
