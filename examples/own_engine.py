@@ -36,15 +36,16 @@ def generate(
         mx.eval([layer.state for layer in prompt_cache])
         done = end
         if done == hit.checkpoint_at:
-            cache.store(tokens[:done], prompt_cache)
+            cache.store(tokens[:done], prompt_cache, length=done)
     generated: list[int] = []
     token = tokens[-1]
     while len(generated) < most and token not in stop:
         logits = model(mx.array([[token]]), cache=prompt_cache)
+        done += 1
         token = int(mx.argmax(logits[0, -1]).item())
         generated.append(token)
-    # The last token was never run: the key may be longer than what the cache holds.
-    cache.store(tokens + generated, prompt_cache)
+    # The last token was not run. `length` counts what was, for layers that do not count themselves.
+    cache.store((tokens + generated)[:done], prompt_cache, length=done)
     print(f"{len(tokens)} tokens, {hit.length} from the cache ({hit.reason})")
     return generated
 

@@ -33,7 +33,7 @@ def test_a_session_makes_the_checkpoint_that_later_ones_need(kind: str, as_array
         tokens = common + prompt(20, first=first)
         return mx.array([tokens]) if as_array else tokens
 
-    cache.store(asked(1), model.filled(common + prompt(20, first=1)))
+    cache.store(asked(1), model.filled(common + prompt(20, first=1)), length=len(common) + 20)
     widths = []
 
     def run(tokens: mx.array, cache: list[Any]) -> None:

@@ -252,7 +252,7 @@ def test_the_first_attempt_s_arrays_are_gone_before_the_second(
 
     monkeypatch.setattr(mx, "eval", evaluating)
     monkeypatch.setattr(arrays, "detach", detaching)
-    assert cache.store(tokens, prompt_cache).reason == "stored"
+    assert cache.store(tokens, prompt_cache, length=len(tokens)).reason == "stored"
     # A window with kept rows was put in order before it was copied, and is still in order.
     assert left == [2 * charge(model.layers[0].nbytes(8) // 2) if kind == "rotating-keep" else 0]
 

@@ -36,7 +36,7 @@ LEVELS = (
     ("kvcache.memory",),
     ("kvcache.arrays", "kvcache.namespaces", "kvcache.stats"),
     ("kvcache.results",),
-    ("kvcache.sizes",),
+    ("kvcache.sizes", "kvcache.texts", "kvcache.fingerprint"),
     ("kvcache.errors",),
     ("kvcache._core",),
 )
@@ -172,7 +172,7 @@ METHODS = {
     "peek": "tokens=..., *, namespace='', media=()",
     "store": "tokens=..., prompt_cache=..., *, namespace='', media=(), length=None, label='', donate=False",
     "session": "tokens=..., *, model=None, draft_model=None, namespace='', media=(), take=False, "
-    "prefill_step_size=2048, kv_bits=None",
+    "prefill_step_size=2048, max_kv_size=None, kv_bits=None, kv_group_size=64, quantized_kv_start=5000",
     "reserve": "nbytes=..., *, protect=None",
     "evict": "nbytes=...",
     "evict_idle": "seconds=...",

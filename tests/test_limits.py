@@ -39,7 +39,7 @@ def test_the_ledger_is_never_over_max_bytes(kind: str, donate: bool, monkeypatch
         prompt_cache = model.filled(tokens)
         held_by_caller = active() - base - charged(cache)
         monkeypatch.setattr(mx, "eval", watching)
-        stored = cache.store(tokens, prompt_cache, donate=donate)
+        stored = cache.store(tokens, prompt_cache, length=len(tokens), donate=donate)
         monkeypatch.setattr(mx, "eval", evaluate)
         assert stored.reason in ("stored", "truncated", "too_large")
         assert cache.nbytes <= limit

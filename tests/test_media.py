@@ -60,6 +60,7 @@ def test_bad_spans_change_nothing(
         ((0, 0, "a"), ConfigError),
         ((0, 2, ""), ConfigError),
         ((0, 2, None), ConfigError),
+        ((0, 2, "picture \ud800"), ConfigError),
         ((0.0, 2, "a"), TypeError),
         ((0, True, "a"), TypeError),
     ],
@@ -78,4 +79,11 @@ def test_a_placeholder_s_value_plays_no_part(cache: KVPrefixCache, model: PosKV)
     hit = cache.fetch(np.array([90, -1, -1, 91, 2], np.int32), media=span)
     model.check(hit.prompt_cache, [90, 800, 800, 91])
     assert cache.peek([90, 0, 0, 91, 2]).length == 1
-    assert cache.peek([90, 0, 0, 91, 2], media=[MediaSpan(1, 2, "cat")]).length == 1
+    assert cache.peek([90, 0, 0, 91, 2], media=[MediaSpan(1, 2, "cow")]).length == 1
+
+
+def test_a_text_is_its_bytes(cache: KVPrefixCache, model: PosKV) -> None:
+    """One content, however its hash is written down."""
+    tokens = [90, 0, 0, 91, 2]
+    cache.store(tokens, model.filled(tokens), media=[MediaSpan(1, 2, "K\u00e4tzchen")])
+    assert cache.peek([*tokens, 1], media=[MediaSpan(1, 2, "K\u00e4tzchen".encode())]).length == 5

@@ -76,7 +76,9 @@ def test_a_store_holds_its_tokens_and_nothing_behind_them(kind: str, length: int
     model, cache = MODELS[kind](), KVPrefixCache(segment_tokens=64)
     before = active()
     prompt_cache = model.filled(prompt(length), chunk=max(1, length // 2))
-    assert cache.store(prompt(length), prompt_cache).nbytes == model.nbytes(length)
+    assert cache.store(prompt(length), prompt_cache, length=len(prompt(length))).nbytes == model.nbytes(
+        length
+    )
     del prompt_cache
     assert cache.nbytes == model.nbytes(length)
     assert active() - before == charged(cache)
@@ -90,7 +92,7 @@ def test_a_store_keeps_no_lazy_graph(kind: str) -> None:
     prompt_cache = model.make_cache()
     model.append(prompt_cache, prompt(40))
     model.append(prompt_cache, [7])
-    cache.store([*prompt(40), 7], prompt_cache)
+    cache.store([*prompt(40), 7], prompt_cache, length=len([*prompt(40), 7]))
     del prompt_cache
     assert active() - before == charged(cache)
     assert cache.nbytes == model.nbytes(41)
@@ -183,7 +185,7 @@ def test_a_cycle_around_what_was_donated_goes_along(kind: str) -> None:
         base = active()
         prompt_cache = model.filled(prompt(60))
         _knot(prompt_cache, *held(prompt_cache))
-        cache.store(prompt(60), prompt_cache, donate=True)
+        cache.store(prompt(60), prompt_cache, length=len(prompt(60)), donate=True)
         del prompt_cache
         before = weigh(cache)
         own = before.footprint - base - before.charged

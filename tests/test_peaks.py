@@ -57,7 +57,7 @@ def test_growing_turns_peak_at_limit_and_one_request(kind: str, donate: bool) ->
             cache.stats().buffers + 2 * len(list(held(prompt_cache))),
         )
         peak_from_here()
-        cache.store(tokens, prompt_cache, donate=donate)
+        cache.store(tokens, prompt_cache, length=len(tokens), donate=donate)
         assert peak() - base <= limit + own + model.nbytes(segment) + spill(buffers)
         del prompt_cache
         assert active() - base == charged(cache)
@@ -93,7 +93,8 @@ def test_donate_peaks_at_one_context_and_one_layer(kind: str) -> None:
     own = charges(held(prompt_cache))
     largest = max(charges(held([layer])) for layer in prompt_cache)
     peak_from_here()
-    assert cache.store(prompt(length), prompt_cache, donate=True).reason == "stored"
+    stored = cache.store(prompt(length), prompt_cache, length=length, donate=True)
+    assert stored.reason == "stored"
     assert peak() - base <= own + largest + spill(cache.stats().buffers)
     assert nbytes(prompt_cache) == 0
     assert active() - base == charged(cache)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import pickle
 from array import array
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from loguru import logger
 
-from kvcache import AllocationError, ClosedError, ConfigError, KVPrefixCache
-from kvcache.layers.prompt import Prompt
+from kvcache import ClosedError, ConfigError, KVPrefixCache
 from tests.support.engine import STEP, Stopped, generate, request
 from tests.support.faults import allocation_failure, assert_settled, failing
 from tests.support.layers import KV
@@ -19,6 +22,18 @@ from tests.support.poskv import PosKV
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+
+@contextlib.contextmanager
+def logged(lines: list[str]) -> Iterator[None]:
+    """What kvcache logs while the context lasts."""
+    logger.enable("kvcache")
+    sink = logger.add(lambda message: lines.append(str(message)), level="WARNING")
+    try:
+        yield
+    finally:
+        logger.remove(sink)
+        logger.disable("kvcache")
 
 
 kinds = pytest.mark.parametrize("kind", MODELS)
@@ -52,8 +67,8 @@ def test_nothing_sampled_stores_the_prompt(kind: str) -> None:
     model, cache = MODELS[kind](), KVPrefixCache()
     session = request(cache, model, prompt(20), [])
     hit = cache.fetch([*prompt(20), 1])
-    if any(offset is None for offset in Prompt(model.filled([1])).offsets):
-        # Nobody told the session that the last token was run, and state layers do not show it.
+    if not model.spans:
+        # Nobody told the session that the last token was run, and windows and states do not show it for sure.
         assert session.stored is None
         assert hit.length == 19
     else:
@@ -170,16 +185,27 @@ def test_a_generator_that_its_reader_closes(kind: str) -> None:
 
 
 @hybrids
-def test_an_interrupt_may_tear_a_window(kind: str) -> None:
-    """A signal can come between a window's rows and its offset: only what was stored before counts."""
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError, SystemExit])
+@pytest.mark.parametrize("caught", [False, True])
+def test_an_exception_where_no_update_is_under_way(
+    kind: str, error: type[BaseException], caught: bool
+) -> None:
+    """Nothing has moved since the last token was appended, so all of it is known to be whole."""
     model, cache = MODELS[kind](), KVPrefixCache()
     session = cache.session(prompt(20), model=model)
-    with pytest.raises(KeyboardInterrupt), session:
-        for token in generate(model, session.prompt_cache, session.remaining, [7, 8], session.on_progress):
-            session.append(token)
-            if token == 8:
-                raise KeyboardInterrupt
-    assert session.stored is None
+    with contextlib.suppress(error), session:
+        try:
+            for token in generate(
+                model, session.prompt_cache, session.remaining, [7, 8], session.on_progress
+            ):
+                session.append(token)
+                if token == 8:
+                    raise error
+        except error:
+            if not caught:
+                raise
+    assert session.stored.length == 22
+    model.check(cache.fetch([*prompt(20), 7, 8, 1]).prompt_cache, [*prompt(20), 7, 8])
 
 
 def test_a_session_is_one_request() -> None:
@@ -240,7 +266,10 @@ def test_the_caller_s_own_exception_comes_through(
         session.on_progress(16, 20)
         armed = True
         raise error("mine")
-    assert session.stored is None
+    if failure is allocation_failure:
+        assert (session.stored.reason, session.stored.length) == ("too_large", 0)
+    else:
+        assert session.stored is None
     assert_settled(cache)
     assert cache.nbytes == 0
 
@@ -254,15 +283,81 @@ def test_a_cache_closed_during_a_request_that_fails() -> None:
         raise Stopped
 
 
-def test_a_failure_to_store_is_no_secret() -> None:
-    model, cache = PosKV(KV()), KVPrefixCache()
-    with pytest.raises(AllocationError), failing(lambda at: armed, allocation_failure):
+@kinds
+@pytest.mark.parametrize(
+    "failure", [allocation_failure, lambda: KeyError("x"), lambda: RuntimeError("[eval] kernel")]
+)
+def test_an_answer_is_not_lost_because_it_could_not_be_stored(
+    kind: str, failure: Callable[[], Exception]
+) -> None:
+    """The block ends in peace; what happened is in `stored` and in the log."""
+    model, cache, lines = MODELS[kind](), KVPrefixCache(), []
+    with logged(lines), failing(lambda at: armed, failure):
         armed = False
         with cache.session(prompt(20), model=model) as session:
-            model.grow(session.prompt_cache, prompt(20))
+            for token in generate(
+                model, session.prompt_cache, session.remaining, [7, 8], session.on_progress
+            ):
+                session.append(token)
             armed = True
-    with pytest.raises(ClosedError), cache.session(prompt(20), model=model) as session:
-        model.grow(session.prompt_cache, prompt(20))
+    assert session.stored is None or (session.stored.reason, session.stored.length) == ("too_large", 0)
+    assert (session.stored is None) == (failure is not allocation_failure)
+    assert any("could not store 22 tokens" in line for line in lines)
+    assert_settled(cache)
+
+
+@kinds
+@pytest.mark.parametrize("at", ["prefill", "end"])
+def test_a_cache_that_is_closed_under_a_request(kind: str, at: str) -> None:
+    """A server that shuts down lets its last requests answer."""
+    model, cache, lines = MODELS[kind](), KVPrefixCache(), []
+    with logged(lines), cache.session(prompt(20), model=model) as session:
+        if at == "prefill":
+            cache.close()
+        for token in generate(model, session.prompt_cache, session.remaining, [7, 8], session.on_progress):
+            session.append(token)
         cache.close()
+    assert session.stored is None
+    assert any("its cache was closed" in line for line in lines)
+    with pytest.raises(ClosedError):
+        cache.fetch(prompt(20))
+
+
+def test_a_clock_that_raises_at_the_end() -> None:
+    def clock() -> float:
+        if armed:
+            raise OSError("no time")
+        return 0.0
+
+    armed = False
+    model, cache = PosKV(KV()), KVPrefixCache(clock=clock)
+    with cache.session(prompt(20), model=model) as session:
+        model.grow(session.prompt_cache, prompt(20))
+        armed = True
+    armed = False
+    assert session.stored is None
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_session_is_not_copied(how: Callable[[Any], Any]) -> None:
+    session = KVPrefixCache().session(prompt(4), model=PosKV(KV()))
+    with pytest.raises(TypeError, match="cannot be copied or pickled"):
+        how(session)
+
+
+@pytest.mark.parametrize(
+    "kind", [lambda ids: memoryview(array("i", ids)), lambda ids: memoryview(np.array([ids], np.int64))]
+)
+def test_what_a_fetch_takes_a_session_takes(kind: Callable[[list[int]], Any]) -> None:
+    model, cache = PosKV(KV()), KVPrefixCache()
+    with cache.session(kind(prompt(8)), model=model) as session:
+        assert session.remaining == prompt(8)
+        model.grow(session.prompt_cache, session.remaining)
+    assert session.stored.length == 8
+
+
+def test_a_closed_cache_begins_nothing() -> None:
+    model, cache = PosKV(KV()), KVPrefixCache()
+    cache.close()
     with pytest.raises(ClosedError), cache.session(prompt(20), model=model):
         pytest.fail("the block must not run")

@@ -40,7 +40,7 @@ def test_bits_that_nothing_quantises_to(bits: Any) -> None:
 
 def test_media_that_are_none() -> None:
     cache = KVPrefixCache()
-    with pytest.raises(TypeError, match="media must be a sequence of MediaSpan, found NoneType"):
+    with pytest.raises(TypeError, match="media must be an iterable of MediaSpan, found NoneType"):
         cache.session([1], media=None)
     with pytest.raises(TypeError, match="found NoneType"):
         cache.fetch([1], media=None)

@@ -128,7 +128,9 @@ class Soak:
         media = [span for span in media if span.start + span.length <= len(tokens)]
         buffers = self.cache.stats().buffers + _arrays(prompt_cache)
         peak_from_here()
-        stored = self.cache.store(tokens, prompt_cache, namespace=name, media=media, donate=donate)
+        stored = self.cache.store(
+            tokens, prompt_cache, length=len(tokens), namespace=name, media=media, donate=donate
+        )
         buffers += self.cache.stats().buffers
         assert peak() - self.base <= most + own + model.nbytes(SEGMENT) + spill(buffers)
         self.held()

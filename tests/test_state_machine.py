@@ -79,8 +79,6 @@ class Machine(Books):
             length = data.draw(st.none() | st.integers(1, len(prompt.ids)))
         else:
             length = None
-        if space == "state":
-            extra = 0  # such a key must be exactly what was run
         content = prompt.content()
         prompt_cache = model.filled(content, chunk)
         key = prompt.ids + (7,) * extra
@@ -90,7 +88,7 @@ class Machine(Books):
             prompt_cache,
             namespace=space,
             media=self.spans(prompt),
-            length=length,
+            length=len(prompt.ids) if space == "state" else length,
             label=name,
             donate=donate,
         )

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 import mlx.core as mx
 
+from kvcache.errors import ConfigError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -68,8 +70,20 @@ def join(pieces: Sequence[tuple[Array, int]], capacity: int) -> Array:
 
 
 def evaluate(arrays: Iterable[Array]) -> None:
-    """Computes the arrays now, on the calling thread: a lazy array belongs to its thread's stream."""
-    mx.eval(list(arrays))
+    """Computes the arrays now, on the calling thread: a lazy array belongs to its thread's stream.
+
+    Raises:
+        ConfigError: An array was made on another thread, and not computed there.
+    """
+    try:
+        mx.eval(list(arrays))
+    except RuntimeError as error:
+        if "There is no Stream" not in str(error):
+            raise
+        raise ConfigError(
+            f"an array was made on another thread and never computed ({error}); call mx.eval on the prompt "
+            "cache's arrays in the thread that ran the model"
+        ) from error
 
 
 def nbytes(arrays: Iterable[Array]) -> int:

@@ -6,24 +6,27 @@ import time
 import weakref
 from functools import partial
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 import mlx.core as mx
 import psutil
 
 from kvcache._core import CacheIndex
 from kvcache.errors import ConfigError
-from kvcache.fetching import Question, check_namespace, fetch, peek, question
+from kvcache.fetching import Question, fetch, peek, question
 from kvcache.memory.limits import MemoryLimits, resolve_max_buffers, resolve_memory_limit
 from kvcache.memory.pressure import PressureSource
 from kvcache.memory.reclaim import GcPolicy, check_policy
 from kvcache.pin import Pin, pin
 from kvcache.ranks import Ranks
 from kvcache.reserving import reserve
+from kvcache.running import Options
 from kvcache.session import Session
-from kvcache.sizes import LARGEST, parse_size
+from kvcache.sizes import parse_size
+from kvcache.sizes import whole as _whole
 from kvcache.state import State
 from kvcache.storing import Store
+from kvcache.texts import check_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -31,9 +34,6 @@ if TYPE_CHECKING:
 
     from kvcache.results import Eviction, Hit, MediaSpan, Stored
     from kvcache.stats import Stats
-
-# What MLX quantises to.
-_KV_BITS: Final = (2, 3, 4, 5, 6, 8)
 
 
 class KVPrefixCache:
@@ -158,12 +158,14 @@ class KVPrefixCache:
         """Stores what ``prompt_cache`` holds under its tokens; copies only what is not held yet.
 
         Args:
-            tokens: The tokens that were run, from the first. More than the cache holds is fine:
-                the last sampled token was never run.
+            tokens: The tokens that were run, from the first. One more is fine where some layer counts
+                what it holds: the last sampled token was not run yet, and the key is cut.
             prompt_cache: mlx-lm layer caches, one per layer, all at one offset.
             namespace: As in :meth:`fetch`.
             media: As in :meth:`fetch`.
-            length: Store this many tokens only; for caches whose layers can all be cut there.
+            length: Store this many tokens only; for caches whose layers can all be cut there. Of
+                a model whose layers count nothing (Mamba, RWKV) it says how many were run, and is
+                required: without it such a store is refused with ``unknown_length``.
             label: A kind of store, counted by itself in the statistics; a cache takes 1,024 of them.
             donate: Move the layers in one by one: the caller's cache is empty afterwards, unless
                 the store was refused. What fails half-way has lost that one entry.
@@ -174,7 +176,7 @@ class KVPrefixCache:
         Raises:
             TokenError: A token id that is out of range.
             TypeError: Tokens or prompt_cache of another type.
-            ConfigError: A media span that ends behind the tokens; a label beyond those.
+            ConfigError: Media spans that overlap, or that end past the tokens; a label beyond those.
             AllocationError: There is no memory for the copy, not even after an eviction; what was
                 stored before is still there, less what was evicted.
         """
@@ -209,7 +211,10 @@ class KVPrefixCache:
         media: Iterable[MediaSpan] = (),
         take: bool = False,
         prefill_step_size: int = 2048,
+        max_kv_size: int | None = None,
         kv_bits: int | None = None,
+        kv_group_size: int = 64,
+        quantized_kv_start: int = 5000,
     ) -> Session:
         """One request from fetch to store, as a context manager: see :class:`kvcache.Session`.
 
@@ -217,13 +222,17 @@ class KVPrefixCache:
             tokens: The whole prompt, as in :meth:`fetch`. It is copied.
             model: What a fresh cache is made for where nothing is stored, and what is run up to a
                 position where a checkpoint helps. None: a miss raises, and nothing is run here.
-            draft_model: A draft model; its layers stand behind the model's in the prompt cache.
+            draft_model: A draft model; its layers come after the model's in the prompt cache.
             namespace: As in :meth:`fetch`.
             media: As in :meth:`fetch`.
             take: As in :meth:`fetch`.
             prefill_step_size: Tokens of a chunk where the session itself runs the model.
-            kv_bits: Bits to which the engine quantises KV on its way, as mlx-lm does from 5,000 tokens
-                on with groups of 64; the session does alike where it runs the model.
+            max_kv_size: Tokens that a fresh cache keeps, where the model leaves the choice; mlx-lm's.
+                Requests with another one need a namespace of their own.
+            kv_bits: Bits to which the engine quantises KV as it grows; mlx-lm's. The session does the same
+                where it runs the model.
+            kv_group_size: Its groups; mlx-lm's. KV of a width that is no multiple of it stays as it is.
+            quantized_kv_start: Tokens from which on it does so; mlx-lm's.
 
         Raises:
             ConfigError: A parameter that cannot be used; on entering also a miss without a model, and
@@ -234,9 +243,6 @@ class KVPrefixCache:
         """
 
         def begin() -> Session:
-            _whole("prefill_step_size", prefill_step_size, least=1)
-            if kv_bits is not None and (isinstance(kv_bits, bool | float) or kv_bits not in _KV_BITS):
-                raise ConfigError(f"kv_bits must be None or one of {_KV_BITS}, found {kv_bits!r}")
             return Session(
                 self,
                 tokens,
@@ -245,8 +251,13 @@ class KVPrefixCache:
                 namespace=namespace,
                 media=media,
                 take=take,
-                prefill_step_size=prefill_step_size,
-                kv_bits=kv_bits,
+                options=Options(
+                    prefill_step_size=prefill_step_size,
+                    max_kv_size=max_kv_size,
+                    kv_bits=kv_bits,
+                    kv_group_size=kv_group_size,
+                    quantized_kv_start=quantized_kv_start,
+                ),
             )
 
         with self._state.call("session"):
@@ -370,7 +381,7 @@ class KVPrefixCache:
 
     def _usable(self, namespace: str = "") -> None:
         """Fails where a call would: before ranks act together."""
-        check_namespace(namespace)
+        check_text("namespace", namespace)
         with self._state.lock:
             self._state.opened()
 
@@ -435,7 +446,7 @@ class KVPrefixCache:
             namespace: None: all together. One that holds nothing has zeros.
         """
         if namespace is not None:
-            check_namespace(namespace)
+            check_text("namespace", namespace)
         counters = self._state.counters
         return self._state.read(lambda index: counters.stats(index.stats(namespace), namespace))
 
@@ -455,11 +466,3 @@ class KVPrefixCache:
                 )
         finally:
             self._state.leave()
-
-
-def _whole(name: str, value: int, least: int = 0) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, found {type(value).__name__}")
-    if not least <= value <= LARGEST:
-        raise ConfigError(f"{name} must be from {least} to {LARGEST}, found {value}")
-    return value

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any, Final
 from kvcache import arrays
 from kvcache._core import Tokens
 from kvcache.copying import Piece, join
-from kvcache.errors import ConfigError, InternalError
+from kvcache.errors import InternalError
 from kvcache.layers.layout import ImageLeaf
 from kvcache.layers.prompt import leaf_bytes
 from kvcache.pressing import Relief
-from kvcache.results import Hit, media_keys
+from kvcache.results import Hit, media_keys, read_media
 from kvcache.sizes import LARGEST
+from kvcache.texts import check_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable
 
     from kvcache._core import Acquired, Lease, Match
     from kvcache.layers.base import Image
@@ -55,7 +56,7 @@ def hit_of(found: Match | Found, asked: Question, prompt_cache: list[Any] | None
         checkpoint_at=found.checkpoint_at,
         tokens=asked.tokens,
         namespace=asked.namespace,
-        media=tuple(asked.media),
+        media=asked.media,
     )
 
 
@@ -65,7 +66,7 @@ class Question:
 
     tokens: Any
     namespace: str
-    media: Sequence[MediaSpan]
+    media: tuple[MediaSpan, ...]
     key: Tokens
     spans: list[tuple[int, int, bytes]]
     stamp: int
@@ -80,25 +81,6 @@ class Question:
         return [span for span in self.spans if span[0] + span[1] <= length]
 
 
-def check_namespace(namespace: str) -> None:
-    """Checks that the index can take it.
-
-    Raises:
-        TypeError: No text.
-        ConfigError: A lone surrogate, which has no encoding.
-    """
-    if not isinstance(namespace, str):
-        raise TypeError(f"namespace must be a str, found {type(namespace).__name__}")
-    if not namespace.isascii():
-        try:
-            namespace.encode()
-        except UnicodeEncodeError as error:
-            raise ConfigError(
-                f"namespace must be Unicode text, found the lone surrogate {namespace[error.start]!r} "
-                f"at position {error.start}"
-            ) from None
-
-
 def question(
     tokens: Any, namespace: str, media: Iterable[MediaSpan], clock: Callable[[], int] | None
 ) -> Question:
@@ -107,16 +89,13 @@ def question(
     Raises:
         TokenError: A token id that is out of range, or more than one row.
         TypeError: Another type.
-        ConfigError: A media span that ends past the tokens; a namespace that is no Unicode text.
+        ConfigError: Media spans that overlap, or that end past the tokens; a namespace that is no
+            Unicode text.
     """
-    check_namespace(namespace)
-    spans = tuple(media) if isinstance(media, Iterable) else media
-    asked = Question(
-        tokens, namespace, spans, Tokens(tokens), media_keys(spans), 0 if clock is None else clock()
-    )
-    if asked.spans and (end := asked.spans[-1][0] + asked.spans[-1][1]) > len(asked.key):
-        raise ConfigError(f"a media span ends at {end}, past the end of the {len(asked.key)} tokens")
-    return asked
+    check_text("namespace", namespace)
+    key = Tokens(tokens)
+    spans = read_media(media, len(key))
+    return Question(tokens, namespace, spans, key, media_keys(spans), 0 if clock is None else clock())
 
 
 @dataclass(frozen=True)

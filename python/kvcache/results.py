@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from itertools import pairwise
+from typing import Any, Literal
 
 from kvcache.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from kvcache.texts import check_text
 
 Reason = Literal["hit", "no_entry", "no_checkpoint", "media", "too_short"]
 StoreReason = Literal[
     "stored",
     "already",
+    "unknown_length",
     "truncated",
     "too_large",
     "offset_mismatch",
@@ -34,6 +34,7 @@ class MediaSpan:
         start: First token.
         length: Length in tokens, at least 1.
         digest: Content hash, including whatever changes the content's embedding (size, crop, ...).
+            A text is the same digest as its UTF-8 bytes.
     """
 
     start: int
@@ -52,22 +53,44 @@ class MediaSpan:
             )
         if not isinstance(self.digest, bytes | str) or not self.digest:
             raise ConfigError(f"a media span needs a digest (bytes or str, not empty), found {self.digest!r}")
+        if isinstance(self.digest, str):
+            check_text("MediaSpan.digest", self.digest)
 
     def key(self) -> tuple[int, int, bytes]:
-        """The span as the index takes it. Text and bytes never stand for the same content."""
-        if isinstance(self.digest, str):
-            return self.start, self.length, b"s" + self.digest.encode()
-        return self.start, self.length, b"b" + self.digest
+        """The span as the index takes it: a text is its UTF-8 bytes."""
+        return self.start, self.length, self.digest.encode() if isinstance(self.digest, str) else self.digest
 
 
-def media_keys(media: Sequence[MediaSpan]) -> list[tuple[int, int, bytes]]:
-    """The spans as the index takes them, in order of their start."""
+def read_media(media: Iterable[MediaSpan], tokens: int) -> tuple[MediaSpan, ...]:
+    """The spans of a prompt of ``tokens``, read once and in order of their start.
+
+    Every call that takes ``media`` reads it here, so that all of them refuse the same.
+
+    Raises:
+        TypeError: No iterable of spans.
+        ConfigError: Spans that overlap, or that end past the tokens.
+    """
     if not isinstance(media, Iterable):
-        raise TypeError(f"media must be a sequence of MediaSpan, found {type(media).__name__}")
-    for span in media:
+        raise TypeError(f"media must be an iterable of MediaSpan, found {type(media).__name__}")
+    spans = tuple(media)
+    for span in spans:
         if not isinstance(span, MediaSpan):
-            raise TypeError(f"media must be a sequence of MediaSpan, found {type(span).__name__}")
-    return [span.key() for span in sorted(media, key=lambda span: span.start)]
+            raise TypeError(f"media must be an iterable of MediaSpan, found {type(span).__name__} in it")
+    spans = tuple(sorted(spans, key=lambda span: span.start))
+    for span, following in pairwise(spans):
+        if span.start + span.length > following.start:
+            raise ConfigError(
+                f"media spans must not overlap: one is at [{span.start}, {span.start + span.length}), "
+                f"the next one starts at {following.start}"
+            )
+    if spans and (end := spans[-1].start + spans[-1].length) > tokens:
+        raise ConfigError(f"a media span ends at {end}, past the end of the {tokens} tokens")
+    return spans
+
+
+def media_keys(spans: Iterable[MediaSpan]) -> list[tuple[int, int, bytes]]:
+    """The spans as the index takes them, in order of their start."""
+    return [span.key() for span in sorted(spans, key=lambda span: span.start)]
 
 
 @dataclass(frozen=True)
@@ -108,7 +131,8 @@ class Eviction:
         )
 
 
-@dataclass(frozen=True)
+# Two hits are never one: arrays of tokens are no truth values, and lists have no hash.
+@dataclass(frozen=True, eq=False)
 class Hit:
     """What a fetch or a peek found. Lengths are in tokens.
 

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import weakref
+from array import array
 from copy import copy
 from operator import index as integer
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import mlx.core as mx
+import numpy as np
 from loguru import logger
 
 from kvcache._core import Tokens
-from kvcache.errors import AllocationError, BusyError, ConfigError
+from kvcache.errors import AllocationError, BusyError, ClosedError, ConfigError, InternalError
 from kvcache.fetching import Question, rest
-from kvcache.layers.base import ImageAdapter, Refusal
+from kvcache.layers.base import Refusal
+from kvcache.layers.marks import Marks, unmark
 from kvcache.layers.prompt import Prompt, token_bytes
-from kvcache.results import Hit, MediaSpan, Stored, media_keys
+from kvcache.processors import WholeContext
+from kvcache.results import Hit, MediaSpan, Stored, media_keys, read_media
+from kvcache.running import Options, Runner
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
     from kvcache.cache import KVPrefixCache
-
-# mlx-lm's own defaults for turning a KVCache into a quantised one.
-_QUANTIZED_FROM: Final = 5000
-_GROUP_SIZE: Final = 64
+    from kvcache.processors import Processor
 
 
 class Session:
@@ -39,15 +40,17 @@ class Session:
                 s.append(r.token)
 
     Leaving stores also after an exception or a cancelled prefill, as far as the layers are known
-    to be in step: a model of span layers up to the last completed chunk or appended token. State
-    layers do not show where they stand, so models with such are stored where ``on_progress`` or
-    ``append`` was last called, if they have not moved since, and after a KeyboardInterrupt not at
-    all; checkpoints made before stay. A session is one request: it is entered once.
+    to be in step: a model of full-attention layers up to the last completed chunk or appended token.
+    Sliding windows and recurrent states do not show where they are, so models with such layers are
+    stored where ``on_progress`` or ``append`` was last called, if no update has begun since;
+    checkpoints made before stay. What the cache cannot store never fails a request that has its
+    answer: ``stored`` and the log say so. A session is one request: it is entered once.
 
     Attributes:
         hit: What the fetch found.
         prompt_cache: The fetched cache, or a fresh one made for the model (and draft model).
-        remaining: The tokens that are still to be run, of the type that was given.
+        remaining: The tokens that are still to be run, of the type that was given; a list where that
+            was a memoryview.
         stored: What leaving stored; None before, and where nothing could be.
     """
 
@@ -65,71 +68,100 @@ class Session:
         namespace: str,
         media: Iterable[MediaSpan],
         take: bool,
-        prefill_step_size: int,
-        kv_bits: int | None,
+        options: Options,
     ) -> None:
         self.stored: Stored | None = None
         self._entered = False
         self._cache = cache
         self._ranks = cache._state.ranks
         self._local_spans = self._spans_only = True
-        self._models = [each for each in (model, draft_model) if each is not None]
+        self._runner = Runner([each for each in (model, draft_model) if each is not None], options)
+        self._fresh: list[Any] | None = None
         self._namespace = namespace
-        self._media = tuple(media) if hasattr(media, "__iter__") else media
-        self._spans = media_keys(self._media)
         self._take = take
-        self._step = prefill_step_size
-        self._kv_bits = kv_bits
+        self._step = options.prefill_step_size
         key = Tokens(tokens)
+        self._media = read_media(media, len(key))
+        self._spans = media_keys(self._media)
         # Copies: the engine may use its buffer again, or append to it, while the request runs.
         self._tokens = _copied(tokens)
         self._key = key.head(len(key))
         self._appended: list[int] = []
-        # Tokens that all layers are known to have run, and the state arrays at that moment.
-        self._known = 0
-        self._noted: list[weakref.ref[Any]] = []
+        # Tokens that all layers are known to have run, and what the layers were at that moment.
+        self._noted: tuple[int, Marks | None] = (0, None)
 
     def __enter__(self) -> Self:
         if self._entered:
             raise ConfigError("a session is one request and was entered before; make a new one for the next")
         self._entered = True
         cache = self._cache
+        if self._take:
+            # What does not fit has to show before the entry is moved out.
+            self._ranks.together(self._require_fit)
         self.hit = cache.fetch(self._tokens, namespace=self._namespace, media=self._media, take=self._take)
         self.remaining = self.hit.remaining
+        try:
+            self._prepare()
+        except BaseException as error:
+            if self._take and self.hit:
+                self._give_back(error)
+            raise
+        return self
+
+    def _prepare(self) -> None:
+        """Everything between the fetch and the block."""
         lows, highs = self._ranks.propose(self._begin, 2)
         # Checkpoints are kept on all ranks where one needs them.
         self._spans_only = bool(lows[0])
-        self._known = self.hit.length
-        self._note(self._known)
+        self._note(self.hit.length)
         if highs[1]:
             self._reserve()
         at = self.hit.checkpoint_at
-        if at is not None and self._models and self.hit.length < at < len(self._key):
+        if at is not None and self._runner and self.hit.length < at < len(self._key):
             self._prefill(at)
-        return self
+
+    def _require_fit(self) -> None:
+        """Fails where the stored caches are not those of this model, before they are fetched."""
+        self._fresh = self._runner.fresh()
+        with self._cache._state.lock:
+            index = self._cache._state.opened()
+            layouts = index.layouts(self._namespace)
+            held = len(self._cache._state.layouts[layouts[-1]].shape) if layouts else 0
+            found = index.lookup(self._key, self._namespace, self._spans, max(len(self._key) - 1, 0))
+        if found.length:
+            self._require_depth(held)
+
+    def _require_depth(self, held: int) -> None:
+        fresh = len(self._fresh or ())
+        if fresh and fresh != held:
+            raise ConfigError(
+                f"the namespace {self._namespace!r} holds caches of {held} layers, this model makes "
+                f"{fresh}: pass namespace=kvcache.model_namespace(model)"
+            )
 
     def _begin(self) -> tuple[bool, bool]:
         """Whether this rank has span layers only, and whether its namespace knows the bytes of a token."""
-        self.prompt_cache = self._caches()
+        if self._fresh is None:
+            self._fresh = self._runner.fresh()
+        fetched = self.hit.prompt_cache
+        if fetched is not None:
+            self._require_depth(len(fetched))
+        elif not self._fresh:
+            raise ConfigError("nothing is stored for this prompt and no model was given: pass model=")
+        self.prompt_cache = self._fresh if fetched is None else fetched
+        self._fresh = None
         self._local_spans = _spans_only(self.prompt_cache)
         with self._cache._state.lock:
             index = self._cache._state.opened()
             return self._local_spans, bool(index.layouts(self._namespace))
 
-    def _caches(self) -> list[Any]:
-        """The fetched cache, or a fresh one."""
-        fresh = [layer for model in self._models for layer in _make(model)]
-        fetched = self.hit.prompt_cache
-        if fetched is None:
-            if not fresh:
-                raise ConfigError("nothing is stored for this prompt and no model was given: pass model=")
-            return fresh
-        if fresh and len(fresh) != len(fetched):
-            raise ConfigError(
-                f"the namespace {self._namespace!r} holds caches of {len(fetched)} layers, this model makes "
-                f"{len(fresh)}: pass namespace=kvcache.model_namespace(model)"
-            )
-        return fetched
+    def _give_back(self, error: BaseException) -> None:
+        """What was moved out for a request that did not begin."""
+        if not hasattr(self, "prompt_cache"):
+            self.prompt_cache = self.hit.prompt_cache or []
+            self._local_spans = self._spans_only = _spans_only(self.prompt_cache)
+            self._note(self.hit.length)
+        self._end(error)
 
     def _reserve(self) -> None:
         """Makes room once for the whole prompt, as far as the bytes of a token are known."""
@@ -149,23 +181,10 @@ class Session:
         last = at - self.hit.length
         for start in range(0, last, self._step):
             chunk = tokens[:, start : min(start + self._step, last)]
-            first = 0
-            for model in self._models:
-                count = len(self.prompt_cache) if len(self._models) == 1 else len(_make(model))
-                model(chunk, cache=self.prompt_cache[first : first + count])
-                first += count
-            self._quantize()
-            mx.eval([getattr(layer, "state", ()) for layer in self.prompt_cache])
+            self._runner.run(chunk, self.prompt_cache)
             self._note(self.hit.length + start + chunk.shape[1])
         self.remaining = rest(self._tokens, at)
         self._checkpoint(at)
-
-    def _quantize(self) -> None:
-        if self._kv_bits is None:
-            return
-        for number, layer in enumerate(self.prompt_cache):
-            if hasattr(layer, "to_quantized") and layer.offset >= _QUANTIZED_FROM:
-                self.prompt_cache[number] = layer.to_quantized(group_size=_GROUP_SIZE, bits=self._kv_bits)
 
     def on_progress(self, done: int, total: int) -> None:
         """Give it to ``stream_generate`` as ``prompt_progress_callback``.
@@ -185,40 +204,50 @@ class Session:
         Raises:
             TypeError: The token is no integer.
         """
-        if not self._entered:
-            raise ConfigError(
-                "append was called before the session was entered; use it inside the with block"
-            )
+        self._require_entered("append")
         self._appended.append(integer(token))
         self._note(len(self._key) + len(self._appended))
 
-    def _note(self, known: int) -> None:
-        self._known = known
-        self._noted = [weakref.ref(array) for array in self._state_arrays()]
+    def logits_processors(self, processors: Iterable[Processor] | None) -> list[Processor]:
+        """Processors that see the cached part of the prompt, too: give them to mlx-lm in place of yours.
 
-    def _state_arrays(self) -> list[Any]:
-        try:
-            prompt = Prompt(self.prompt_cache)
-            pairs = zip(prompt.adapters, prompt.caches, strict=True)
-            return [
-                array
-                for adapter, cache in pairs
-                if isinstance(adapter, ImageAdapter) and adapter.offset(cache) is None
-                for array in adapter.image(cache).arrays
-            ]
-        except Refusal:
-            return []
+        mlx-lm hands a processor the tokens that it ran itself, so a repetition penalty would not know
+        what came from the cache, and a warm answer would differ from a cold one. Ask for new ones for
+        each generation.
+
+        Args:
+            processors: As mlx-lm takes them, e.g. from ``make_logits_processors``; None is an empty list.
+        """
+        self._require_entered("logits_processors")
+        return [WholeContext(processor, self._context) for processor in processors or ()]
+
+    def _context(self) -> list[int]:
+        """The prompt and what was appended so far."""
+        return [*mx.array(self._tokens).reshape(-1).tolist(), *self._appended]  # type: ignore[misc]
+
+    def _require_entered(self, call: str) -> None:
+        if not self._entered:
+            raise ConfigError(
+                f"{call} was called before the session was entered; use it inside the with block"
+            )
+
+    def _note(self, known: int) -> None:
+        """All layers have run ``known`` tokens, the caller says."""
+        marks = None
+        if not self._spans_only:
+            try:
+                marks = Marks(Prompt(self.prompt_cache))
+            except Refusal:
+                # Never stored, so there is nothing to watch.
+                marks = None
+        self._noted = known, marks
 
     def _checkpoint(self, at: int) -> None:
         """Stores a checkpoint if this model needs them. The request goes on without it."""
-        if self._spans_only:
-            return
-        try:
+        if not self._spans_only:
             self._store(self._key.head(at), None)
-        except AllocationError as error:
-            logger.warning("no checkpoint at token {}: {}", at, error)
 
-    def _leave(self, error: BaseException | None) -> None:
+    def _end(self, error: BaseException | None) -> None:
         key = self._key
 
         def propose() -> tuple[int]:
@@ -229,7 +258,7 @@ class Session:
         self._cache._state.enter("the end of a session")
         lows, highs = self._ranks.propose(propose, 1)
         length = lows[0]
-        # Of span layers all hold the smallest length; others stand where they stand, or nowhere.
+        # Of span layers all hold the smallest length; others are where they are, or nowhere.
         if length > 0 and (self._spans_only or length == highs[0]):
             self.stored = self._store(key.head(length), length if self._local_spans else None)
 
@@ -239,36 +268,46 @@ class Session:
             prompt = Prompt(self.prompt_cache)
         except Refusal:
             return 0
-        known = {offset for offset in prompt.offsets if offset is not None}
+        known, marks = self._noted
+        offsets = {offset for offset in prompt.offsets if offset is not None}
         if self._spans_only:
             # Layers of an interrupted pass are at different offsets: all have run the smallest.
-            length = min(tokens, *known) if known else 0
-            return min(length, self._known) if error is not None else length
-        if isinstance(error, KeyboardInterrupt):
-            # It can come between a window's rows and its offset.
-            return 0
-        if None in prompt.offsets:
-            # Nothing shows where these layers stand, but that they have not moved since.
-            known.add(0 if self._moved() else self._known)
-        length = known.pop() if len(known) == 1 else 0
-        if error is not None:
-            # A pass that broke off may have gone through all layers; what counts is what was told.
-            return length if length == self._known else 0
-        return length if length <= tokens else 0
+            length = min(tokens, *offsets) if offsets else 0
+            return min(length, known) if error is not None else length
+        try:
+            still = marks is not None and marks.hold(prompt)
+        except Refusal:
+            still = False
+        finally:
+            unmark(prompt)
+        return known if still and offsets <= {known} and known <= tokens else 0
 
-    def _moved(self) -> bool:
-        """Whether state layers ran a token that the key does not have."""
-        now = self._state_arrays()
-        return len(now) != len(self._noted) or any(
-            noted() is not array for noted, array in zip(self._noted, now, strict=True)
-        )
+    def _store(self, key: Tokens, length: int | None) -> Stored | None:
+        """Stores what the layers hold. A request does not fail because this did."""
 
-    def _store(self, key: Tokens, length: int | None) -> Stored:
         def ask() -> Question:
             stamp = self._cache._state.stamp()
             return Question(None, self._namespace, self._media, key, self._spans, stamp)
 
-        return self._cache._store(ask, self.prompt_cache, length, "", donate=False)
+        try:
+            if length is None and not Prompt(self.prompt_cache).knows_length:
+                # States count nothing: the session has counted for them.
+                length = len(key)
+        except Refusal:
+            pass
+        try:
+            return self._cache._store(ask, self.prompt_cache, length, "", donate=False)
+        except AllocationError as error:
+            logger.warning("a session could not store {} tokens: {}", len(key), error)
+            return Stored(0, 0, 0, "too_large", error.evicted, str(error))
+        except (InternalError, BusyError):
+            # A defect, or ranks that have come apart: not hidden. In the middle of another call: later.
+            raise
+        except ClosedError:
+            logger.warning("a session could not store {} tokens: its cache was closed", len(key))
+        except Exception:  # noqa: BLE001 - logged, and the request keeps its answer
+            logger.exception("a session could not store {} tokens", len(key))
+        return None
 
     def __exit__(
         self,
@@ -277,25 +316,28 @@ class Session:
         trace: TracebackType | None,
     ) -> None:
         try:
-            self._leave(error)
+            self._end(error)
         except BusyError:
             # A collected generator in the middle of another call of this thread: once that has ended.
-            self._cache._state.defer(lambda: self._leave(error))
+            self._cache._state.defer(lambda: self._end(error))
         except Exception:
+            # A token that is none is the caller's to know, but for an exception of its own.
             if error is None:
                 raise
             logger.exception("a session that ended with an exception could not store what was computed")
 
+    def __reduce_ex__(self, _: Any) -> NoReturn:
+        raise TypeError("a session is one request and cannot be copied or pickled; make another one")
+
 
 def _copied(tokens: Any) -> Any:
-    """The same tokens in a buffer of their own, of the same type."""
-    return mx.array(tokens) if isinstance(tokens, mx.array) else copy(tokens)
-
-
-def _make(model: Any) -> list[Any]:
-    from mlx_lm.models.cache import make_prompt_cache
-
-    return list(make_prompt_cache(model))
+    """The same tokens in a buffer of their own, of the same type where that can be copied."""
+    if isinstance(tokens, mx.array):
+        return mx.array(tokens)
+    if isinstance(tokens, list | tuple | array | np.ndarray):
+        return copy(tokens)
+    ids = memoryview(tokens).tolist()
+    return ids[0] if ids and isinstance(ids[0], list) else ids
 
 
 def _spans_only(prompt_cache: list[Any]) -> bool:

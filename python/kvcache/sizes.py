@@ -52,6 +52,20 @@ def parse_size(size: int | str, name: str = "size") -> int:
     return nbytes
 
 
+def whole(name: str, value: int, least: int = 0) -> int:
+    """The value, if it is an int from ``least`` on.
+
+    Raises:
+        TypeError: No int.
+        ConfigError: Out of range.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, found {type(value).__name__}")
+    if not least <= value <= LARGEST:
+        raise ConfigError(f"{name} must be from {least} to {LARGEST}, found {value}")
+    return value
+
+
 def format_size(nbytes: float) -> str:
     """A size for people, in powers of 1000."""
     size = float(nbytes)

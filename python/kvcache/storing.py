@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 # In this order ranks agree on a refusal: the one furthest down stands for all.
 _REASONS: Final[tuple[StoreReason, ...]] = (
     "empty",
+    "unknown_length",
     "key_too_short",
     "truncated",
     "offset_mismatch",
@@ -76,7 +77,7 @@ class Store:
                 refusal = found.reason, found.detail
                 return 0, _REASONS.index(cast("StoreReason", found.reason)), 0, 0, 0, 0, _NEW
             number = self._newest(reading) if ranks.grouped else _NEW
-            known = reading.asked if reading.prompt.knows_length else 0
+            known = reading.asked if reading.prompt.knows_length or length is not None else 0
             return 1, 0, reading.asked, known, reading.checkpointed, reading.trimmable, number
 
         lows, highs = ranks.propose(read, 7)
@@ -87,7 +88,13 @@ class Store:
             if not lows[0]:
                 raise _agreed_refusal(refusal, highs[1])
             # Layers that know no length go with those of other ranks that do.
-            low, high = lows[2], highs[3] or highs[2]
+            low, high = lows[2], highs[3]
+            if not high:
+                raise Refusal(
+                    "unknown_length",
+                    "no layer counts its tokens: say length= with the tokens that were run, which the last "
+                    "sampled one was not",
+                )
             if reading is None or low != high:
                 raise Refusal("offset_mismatch", f"ranks hold from {low} to {high} tokens")
             reading.asked, reading.length = low, _outside_media(asked.spans, low)
@@ -97,11 +104,7 @@ class Store:
                 raise Refusal("truncated", detail)
             if ranks.grouped:
                 reading.number = self._number(reading, lows[6], highs[6])
-            joins = self._state.segments.joins
-            stored = self._store(reading)
-            # Where ranks agree, on what all of them see: their nodes are joined alike.
-            if joins != self._state.segments.joins or (self._state.segments.parted and not ranks.grouped):
-                compact(self._state, asked, stored.length)
+            stored = self._store_compactly(reading)
         except Refusal as found:
             stored = self._result(cast("StoreReason", found.reason), detail=found.detail)
         with self._state.lock:
@@ -113,6 +116,7 @@ class Store:
         prompt = Prompt(prompt_cache)
         tokens = prompt.length(len(asked.key), length)
         layout, images = prompt.layout(), prompt.images()
+        prompt.require_rebuild()
         if self._state.ranks.grouped:
             self._check_alone(asked, prompt, layout, tokens)
         return Reading(prompt, layout, tokens, tokens, layout.checkpointed, image_figures(images)[2])
@@ -150,6 +154,15 @@ class Store:
             self._state.opened()
             number = self._state.newest_layout(reading.layout, limit)
         return _NEW if number is None else number
+
+    def _store_compactly(self, reading: Reading) -> Stored:
+        segments, grouped = self._state.segments, self._state.ranks.grouped
+        joins = segments.joins
+        stored = self._store(reading)
+        # Ranks decide by what all of them see: their nodes are joined alike, their parts may differ.
+        if joins != segments.joins or (segments.parted and not grouped):
+            compact(self._state, self._asked, stored.length)
+        return stored
 
     def _store(self, reading: Reading) -> Stored:
         """Plans and copies until a commit finds the tree as the plan saw it."""

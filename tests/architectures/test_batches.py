@@ -63,7 +63,7 @@ def test_extracted_caches(case: Case, model: Any, lengths: tuple[int, int], deco
     with KVPrefixCache(segment_tokens=8) as prefixes:
         assert prefixes.store(keys[0], batch).reason == "batched"
         for number, key in enumerate(keys):
-            stored = prefixes.store(key, [layer.extract(number) for layer in batch])
+            stored = prefixes.store(key, [layer.extract(number) for layer in batch], length=len(key))
             assert (stored.reason, stored.length) == ("stored", len(key))
             prefixes.validate()
         for number, key in enumerate(keys):

@@ -51,7 +51,7 @@ def figures(case: Case, model: Any) -> tuple[int, int]:
     spans = [cache for cache in leaves(caches) if Kinds.of([cache]).spans]
     row = sum(side[..., :1, :].nbytes for cache in spans for side in (cache.keys, cache.values))
     with KVPrefixCache() as single:
-        return row, single.store(tokens, caches).nbytes - length * row
+        return row, single.store(tokens, caches, length=len(tokens)).nbytes - length * row
 
 
 @hybrids

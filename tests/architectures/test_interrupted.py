@@ -80,7 +80,7 @@ def test_a_pass_raises_between_layers(
         if hit and passes < 5:
             caches = case.fresh(model)
             play(case, model, caches, chunks(TRUNK, 0, CHUNK))
-            prefixes.store(TRUNK[:CHUNK], caches)
+            prefixes.store(TRUNK[:CHUNK], caches, length=CHUNK)
         tokens, request = TRUNK[:PROMPT], session(prefixes, case, model, TRUNK[:PROMPT])
         with pytest.MonkeyPatch.context() as patch:
             interrupted(patch, model, request, tokens, number, passes, caught)

@@ -49,7 +49,7 @@ def played(case: Case, model: Any, prefixes: KVPrefixCache, caches: list[Any], s
     for step in steps:
         seen += play(case, model, caches, [step])
         key += step[1]
-        stored = prefixes.store(key, caches)
+        stored = prefixes.store(key, caches, length=len(key))
         assert (stored.reason, stored.length) == ("stored", len(key))
         prefixes.validate()
     return seen
@@ -101,7 +101,7 @@ def test_straight_run(case: Case, model: Any, cold: Cold, prefixes: KVPrefixCach
         cold.same(play(case, model, hit.prompt_cache, [step]), run, number)
         key, number = key + step[1], number + 1
         if len(key) in (48, 60, 68):
-            assert prefixes.store(key, hit.prompt_cache).length == len(key)
+            assert prefixes.store(key, hit.prompt_cache, length=len(key)).length == len(key)
             prefixes.validate()
     assert content(again.prompt_cache) == before
     assert content(prefixes.fetch(TRUNK[: STORED + 1]).prompt_cache) == before
@@ -127,7 +127,7 @@ def diverge(case: Case, model: Any, cold: Cold, prefixes: KVPrefixCache) -> None
     run, first = f"{case.name}/sibling", 3 if spans_only else 2
     cold.same(play(case, model, hit.prompt_cache, [("run", SIBLING[hit.length : 40])]), run, first)
     nodes = prefixes.stats().nodes
-    stored = prefixes.store(SIBLING[:40], hit.prompt_cache)
+    stored = prefixes.store(SIBLING[:40], hit.prompt_cache, length=40)
     prefixes.validate()
     assert (stored.length, stored.new_tokens) == (40, 40 - SHARED)
     added = -(-stored.new_tokens // SEGMENT)
@@ -207,7 +207,7 @@ def test_moved_in_and_out(case: Case, model: Any, cold: Cold, prefixes: KVPrefix
         key = key + step[1]
         if len(step[1]) == 1 and len(key) % 3:
             continue
-        assert prefixes.store(key, caches, donate=True).length == len(key)
+        assert prefixes.store(key, caches, length=len(key), donate=True).length == len(key)
         prefixes.validate()
         hit = prefixes.fetch([*key, 0], take=True)
         assert hit.length == len(key)

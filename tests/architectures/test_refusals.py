@@ -41,10 +41,12 @@ def states(shape: tuple[int, ...], *, more: tuple[int, ...] = (1, 3, 8)) -> Arra
     return cache
 
 
-def refused(prefixes: KVPrefixCache, caches: list[Any], reason: str, tokens: int = 12) -> Stored:
+def refused(
+    prefixes: KVPrefixCache, caches: list[Any], reason: str, tokens: int = 12, **options: Any
+) -> Stored:
     """Asserts that a store is refused and changes nothing but the counters."""
     before = prefixes.stats()
-    stored = prefixes.store(TRUNK[:tokens], caches)
+    stored = prefixes.store(TRUNK[:tokens], caches, **options)
     assert (stored.reason, stored.length, stored.new_tokens, stored.nbytes) == (reason, 0, 0, 0)
     assert stored.detail
     prefixes.validate()
@@ -184,14 +186,15 @@ def test_caches_of_another_model(prefixes: KVPrefixCache, name: str) -> None:
     model = runnable(case)
     caches = case.fresh(model)
     play(case, model, caches, chunks(TRUNK, 0, 2 * CHUNK))
-    assert prefixes.store(TRUNK[: 2 * CHUNK], caches).reason == "stored"
+    assert prefixes.store(TRUNK[: 2 * CHUNK], caches, length=2 * CHUNK).reason == "stored"
     for make in MODELS[name]:
         other = make()
         theirs = case.fresh(other)
         play(case, other, theirs, chunks(TRUNK, 0, 3 * CHUNK))
-        refused(prefixes, theirs, "layout_mismatch", tokens=3 * CHUNK)
+        refused(prefixes, theirs, "layout_mismatch", tokens=3 * CHUNK, length=3 * CHUNK)
         # Under a namespace of its own it is fine.
-        assert prefixes.store(TRUNK[: 3 * CHUNK], theirs, namespace="other").reason == "stored"
+        stored = prefixes.store(TRUNK[: 3 * CHUNK], theirs, namespace="other", length=3 * CHUNK)
+        assert stored.reason == "stored"
         for namespace, runs in (("", model), ("other", other)):
             hit = prefixes.fetch(TRUNK, namespace=namespace)
             assert hit.length >= 2 * CHUNK

@@ -17,7 +17,7 @@ STEP = 2048
 
 def put(cache: KVPrefixCache, model: PosKV, tokens: list[int], **options: Any) -> Stored:
     """A request that ran ``tokens`` from the first and stores them."""
-    return cache.store(tokens, model.filled(tokens), **options)
+    return cache.store(tokens, model.filled(tokens), **{"length": len(tokens)} | options)
 
 
 def get(

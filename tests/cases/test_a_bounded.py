@@ -66,7 +66,7 @@ def _take(cache: KVPrefixCache, model: PosKV, tokens: list[int]) -> None:
     hit = cache.fetch([*tokens, 1], take=True)
     assert hit.length == len(tokens)
     model.grow(hit.prompt_cache, [1])
-    cache.store([*tokens, 1], hit.prompt_cache)
+    cache.store([*tokens, 1], hit.prompt_cache, length=len([*tokens, 1]))
 
 
 def _insert(served: PromptCache, model: PosKV, tokens: list[int]) -> None:

@@ -174,7 +174,7 @@ def test_writing_into_a_stored_cache_changes_nothing(kind: str, length: int) -> 
     """15. 256 tokens fill a KVCache's buffers: a copy made only where needed would not be one."""
     model, cache = MODELS[kind](), KVPrefixCache()
     prompt_cache = model.filled(prompt(length))
-    cache.store(prompt(length), prompt_cache)
+    cache.store(prompt(length), prompt_cache, length=len(prompt(length)))
     for array in held(prompt_cache):
         array[...] = 1
     mx.eval(list(held(prompt_cache)))

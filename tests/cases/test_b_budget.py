@@ -39,7 +39,7 @@ def test_the_limit_is_none_that_may_be_passed_for_a_moment(kind: str, donate: bo
         prompt_cache = model.filled(tokens)
         own, buffers = nbytes(prompt_cache), cache.stats().buffers + len(list(held(prompt_cache)))
         peak_from_here()
-        stored = cache.store(tokens, prompt_cache, donate=donate)
+        stored = cache.store(tokens, prompt_cache, length=len(tokens), donate=donate)
         assert peak() - base <= limit + own + spill(buffers + cache.stats().buffers)
         assert stored.reason in ("stored", "already", "truncated", "too_large")
         del prompt_cache
@@ -143,7 +143,7 @@ def test_one_allocation_that_fails_is_made_good(kind: str, call: str) -> None:
     filled = model.filled(prompt(30, first=2))
     with failing(lambda at: at == 1, allocation_failure) as faults:
         if call == "store":
-            stored = cache.store(prompt(30, first=2), filled)
+            stored = cache.store(prompt(30, first=2), filled, length=len(prompt(30, first=2)))
             assert stored.reason == "stored"
             assert stored.evicted.nbytes >= model.nbytes(30)
         else:
@@ -163,7 +163,7 @@ def test_allocations_that_go_on_failing_are_told(kind: str) -> None:
     put(cache, model, prompt(90, first=1))
     before, filled = contents(cache), model.filled(prompt(5, first=2))
     with failing(lambda _: True, allocation_failure), pytest.raises(AllocationError) as caught:
-        cache.store(prompt(5, first=2), filled)
+        cache.store(prompt(5, first=2), filled, length=len(prompt(5, first=2)))
     assert caught.value.evicted.cycles == 1
     assert contents(cache).items() < before.items()
     assert_settled(cache)

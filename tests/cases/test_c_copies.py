@@ -36,7 +36,7 @@ def test_two_requests_share_no_object(kind: str, take: bool) -> None:
         array[...] = 0
     model.check(two.prompt_cache, [*prompt(30), 2, 22])
     if take:
-        cache.store([*prompt(30), 2, 22], two.prompt_cache)
+        cache.store([*prompt(30), 2, 22], two.prompt_cache, length=len([*prompt(30), 2, 22]))
     third = get(cache, model, [*prompt(30), 2, 22, 3])
     assert third.length == (32 if take else 30)
 

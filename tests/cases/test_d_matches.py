@@ -50,7 +50,7 @@ def test_a_chat_reuses_all_of_its_history(kind: str) -> None:
         prompt_cache = hit.prompt_cache or model.make_cache()
         model.check(prompt_cache, tokens[: 300 * turn])
         model.grow(prompt_cache, hit.remaining, chunk=128)
-        assert cache.store(tokens, prompt_cache).new_tokens == 300
+        assert cache.store(tokens, prompt_cache, length=len(tokens)).new_tokens == 300
     assert get(cache, model, [*tokens, 1]).length == 1500
 
 
@@ -75,9 +75,10 @@ def test_thinking_that_the_template_removes(kind: str) -> None:
     asked, thinking, answer = prompt(40), prompt(25, first=1), prompt(10, first=2)
     prompt_cache = model.filled(asked)
     if kind not in SPANS:
-        cache.store(asked, prompt_cache)
+        cache.store(asked, prompt_cache, length=len(asked))
     model.grow(prompt_cache, [*thinking, *answer], chunk=1)
-    cache.store([*asked, *thinking, *answer], prompt_cache)
+    ran = [*asked, *thinking, *answer]
+    cache.store(ran, prompt_cache, length=len(ran))
     following = [*asked, *answer, *prompt(9, first=3)]
     assert get(cache, model, following).length == 40
 

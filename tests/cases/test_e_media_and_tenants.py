@@ -55,7 +55,7 @@ PICTURES: dict[str, tuple[list[MediaSpan], list[int], list[MediaSpan]]] = {
     "one token later": ([A], IDS, [MediaSpan(11, 10, "a")]),
     "one token shorter": ([A], IDS, [MediaSpan(10, 9, "a")]),
     "one token longer": ([A], IDS, [MediaSpan(10, 11, "a")]),
-    "bytes for text": ([A], IDS, [MediaSpan(10, 10, b"a")]),
+    "other bytes": ([A], IDS, [MediaSpan(10, 10, b"b")]),
     "ends inside": ([A], IDS[:20], [A]),
 }
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def stored(model: PosKV, cache: KVPrefixCache, *prompts: list[int]) -> None:
     """Stores each prompt, run in chunks, and keeps nothing of what the caller had."""
     for tokens in prompts:
-        assert cache.store(tokens, model.filled(tokens, chunk=5)).reason == "stored"
+        assert cache.store(tokens, model.filled(tokens, chunk=5), length=len(tokens)).reason == "stored"
 
 
 def fill(cache: KVPrefixCache, model: PosKV, entries: int, length: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvcache.layers.base import round_up
+from kvcache.layers.numbers import whole
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -16,7 +17,7 @@ class KV:
     """``keys``, ``values`` and ``offset``; the buffers may be longer than the offset."""
 
     def offset(self, cache: Any) -> int:
-        return 0 if cache.keys is None else int(cache.offset)
+        return 0 if cache.keys is None else whole(cache.offset, "offset", cache, reason="offset_mismatch")
 
     def arrays(self, cache: Any) -> list[Array]:
         return [cache.keys, cache.values]
@@ -43,7 +44,7 @@ class KV:
 
 
 class ConcatenateKV(KV):
-    """The offset is read off the buffers at the next update, so there is no room behind it."""
+    """The offset is read off the buffers at the next update, so there is no room after it."""
 
     def capacity(self, length: int, remaining: int) -> int:  # noqa: ARG002
         return length

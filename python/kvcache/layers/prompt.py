@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
+from kvcache.arrays import detach
+from kvcache.layers.attributes import snapshot, unsupported
 from kvcache.layers.base import Image, ImageAdapter, Refusal, SpanAdapter, require_rows, require_single
 from kvcache.layers.layout import ImageLeaf, Layout, Leaf, Shape, SpanLeaf
-from kvcache.layers.registry import adapter_of, is_batched, is_list
+from kvcache.layers.numbers import whole
+from kvcache.layers.registry import adapter_of, is_batched, is_known, is_list
+from kvcache.layers.state import Opaque
+from kvcache.layers.window import Window
 
 if TYPE_CHECKING:
     from kvcache.arrays import Array
@@ -32,13 +38,17 @@ class Prompt:
         self.caches: list[Any] = []
         self.adapters: list[Adapter] = []
         self._list_cls: type | None = None
+        self._numbers: dict[int, int] = {}
         self._shape = tuple(self._flatten(member) for member in prompt_cache)
         self.offsets = [
-            adapter.offset(cache) for adapter, cache in zip(self.adapters, self.caches, strict=True)
+            _offset(adapter, cache) for adapter, cache in zip(self.adapters, self.caches, strict=True)
         ]
 
     def _flatten(self, cache: Any) -> Shape:
         cls = type(cache)
+        # A model whose layers share KV has one object at several places: it is one leaf.
+        if id(cache) in self._numbers:
+            return self._numbers[id(cache)]
         if is_list(cls):
             self._list_cls = cls
             return tuple(self._flatten(member) for member in cache.caches)
@@ -48,7 +58,8 @@ class Prompt:
             )
         self.caches.append(cache)
         self.adapters.append(adapter_of(cls))
-        return len(self.caches) - 1
+        self._numbers[id(cache)] = number = len(self.caches) - 1
+        return number
 
     @property
     def spans_only(self) -> bool:
@@ -63,8 +74,9 @@ class Prompt:
     def length(self, tokens: int, asked: int | None) -> int:
         """How many tokens of a key of ``tokens`` this cache is to be stored for.
 
-        The layers' common offset; ``tokens`` where no layer knows one; ``asked`` where the caller
-        says so and every layer can be cut there.
+        The layers' common offset; ``asked`` where the caller says so and every layer can be cut
+        there. Where no layer knows an offset, ``asked``, and without it all of the key for now: only
+        a layer of another rank can say whether that is right.
 
         Raises:
             Refusal: ``offset_mismatch``, ``key_too_short`` or ``empty``.
@@ -72,9 +84,10 @@ class Prompt:
         known = [offset for offset in self.offsets if offset is not None]
         if not self.caches or (known and not any(known)):
             raise Refusal("empty", "the prompt cache holds no tokens")
-        low, high = (min(known), max(known)) if known else (tokens, tokens)
-        if low < 0:
-            raise Refusal("offset_mismatch", f"a layer claims {low} tokens")
+        if known:
+            low, high = min(known), max(known)
+        else:
+            low = high = tokens if asked is None else asked
         if asked is not None:
             if asked > low or (asked < high and not self.spans_only):
                 can = (
@@ -107,20 +120,59 @@ class Prompt:
         return [adapter.image(cache) for adapter, cache in pairs if isinstance(adapter, ImageAdapter)]
 
     def arrays(self) -> list[Array]:
-        """All that a store may copy, as views."""
-        pairs = zip(self.adapters, self.caches, strict=True)
-        return [
-            array
-            for adapter, cache in pairs
-            for array in (
-                adapter.arrays(cache) if isinstance(adapter, SpanAdapter) else adapter.image(cache).arrays
-            )
-        ]
+        """All that a store may copy, as the caller's own arrays: evaluating them makes no copies."""
+        found: list[Array] = []
+        for adapter, cache in zip(self.adapters, self.caches, strict=True):
+            if isinstance(adapter, SpanAdapter):
+                found += adapter.arrays(cache)
+            elif isinstance(adapter, Window):
+                found += [cache.keys, cache.values]
+            else:
+                found += adapter.image(cache).arrays
+        return found
+
+    def require_rebuild(self) -> None:
+        """Builds each layer of a class that is not mlx-lm's own once, around arrays that are never computed.
+
+        What cannot be built would be stored, and then fail at every fetch.
+
+        Raises:
+            Refusal: ``unsupported_layer``.
+        """
+        for adapter, cache, offset in zip(self.adapters, self.caches, self.offsets, strict=True):
+            cls = type(cache)
+            if not is_known(cls):
+                _require_rebuild(adapter, cache, offset or 0)
 
     def clear(self) -> None:
         """Lets go of all arrays: the prompt cache was donated."""
         for adapter, cache in zip(self.adapters, self.caches, strict=True):
             adapter.clear(cache)
+
+
+def _offset(adapter: Adapter, cache: Any) -> int | None:
+    offset = adapter.offset(cache)
+    return None if offset is None else whole(offset, "offset", cache, reason="offset_mismatch")
+
+
+def _require_rebuild(adapter: Adapter, cache: Any, offset: int) -> None:
+    cls = type(cache)
+    try:
+        if isinstance(adapter, SpanAdapter):
+            views = [array[..., :offset, :] for array in adapter.arrays(cache)]
+            adapter.build(cls, adapter.static(cache), views, offset)
+            return
+        image = adapter.image(cache)
+        copies = [detach(array) for array in image.arrays]
+        copy = image.rebuild(copies, None)
+        if isinstance(adapter, Opaque):
+            before, (after, arrays) = snapshot(cache)[0], snapshot(copy)
+            if not before.same(after) or any(map(operator.is_not, copies, arrays)):
+                raise unsupported(cls, "a copy of it does not keep the same")
+    except Refusal:
+        raise
+    except Exception as error:
+        raise unsupported(cls, f"it cannot be built again ({type(error).__name__}: {error})") from error
 
 
 def _leaf(adapter: Adapter, cache: Any) -> Leaf:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+from kvcache.layers.base import Refusal
 from kvcache.layers.kv import KV
+from kvcache.layers.numbers import whole
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -19,12 +21,25 @@ class QuantizedKV(KV):
         return [*cache.keys, *cache.values]
 
     def static(self, cache: Any) -> Hashable:
-        return int(cache.group_size), int(cache.bits)
+        return self._figures(cache)
+
+    def _figures(self, cache: Any) -> tuple[int, int]:
+        group_size = whole(cache.group_size, "group_size", cache, least=1)
+        return group_size, whole(cache.bits, "bits", cache, least=1)
 
     def signature(self, cache: Any) -> tuple[Hashable, ...]:
-        keys, values = cache.keys[0], cache.values[0]
-        widths = (round(array.shape[-1] * 32 / cache.bits) for array in (keys, values))
-        return keys.shape[1], *widths
+        group_size, bits = self._figures(cache)
+        widths = []
+        for packed, scales, *_ in (cache.keys, cache.values):
+            width = scales.shape[-1] * group_size
+            if packed.shape[-1] * 32 != width * bits:
+                raise Refusal(
+                    "unsupported_layer",
+                    f"a {type(cache).__name__} says {bits} bits in groups of {group_size}, but its arrays "
+                    f"are {packed.shape[-1]} and {scales.shape[-1]} wide",
+                )
+            widths.append(width)
+        return cache.keys[0].shape[1], *widths
 
     def build(self, cls: type, static: Hashable, arrays: Sequence[Array], length: int) -> Any:
         group_size, bits = cast("tuple[int, int]", static)

@@ -64,6 +64,11 @@ def adapter_of(cls: type) -> Adapter:
     return _registered.get(cls) or _KNOWN.get(_name(cls)) or _OPAQUE
 
 
+def is_known(cls: type) -> bool:
+    """Whether it is a class of mlx-lm that is kept as this package says."""
+    return cls not in _registered and _name(cls) in _KNOWN
+
+
 def is_list(cls: type) -> bool:
     """Whether it is mlx-lm's CacheList, which is looked into member by member."""
     return _name(cls) == _LIST

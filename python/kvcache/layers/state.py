@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import enum
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from kvcache.layers.base import Image, Refusal, require_single
+from kvcache.layers.attributes import snapshot, unsupported
+from kvcache.layers.base import Image, require_single
+from kvcache.layers.numbers import whole
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from kvcache.arrays import Array
-
-_PLAIN = (int, float, complex, str, bytes, bool, type(None), enum.Enum, mx.Dtype)
 
 
 class Arrays:
@@ -57,7 +56,7 @@ def _widths(array: Array | None) -> Hashable:
     """What stays the same however many tokens were run.
 
     Integers are the last tokens themselves, and fewer of them while there are no more. A
-    convolution may keep fewer rows then, too; those stand on the second axis of three.
+    convolution may keep fewer rows then, too; they are on the second axis of three.
     """
     if array is None or not mx.issubdtype(array.dtype, mx.floating):
         return None
@@ -65,7 +64,7 @@ def _widths(array: Array | None) -> Hashable:
 
 
 class Opaque:
-    """A class that nothing is known of: its attributes are copied, arrays and all.
+    """A class that nothing is known of: all it keeps is copied, arrays and all.
 
     Its own ``state`` and ``from_state`` are not trusted with that: those of some classes forget
     a trim, fail when empty, or do not exist.
@@ -73,7 +72,9 @@ class Opaque:
 
     def offset(self, cache: Any) -> int | None:
         offset = getattr(cache, "offset", None)
-        return offset if isinstance(offset, int) and not isinstance(offset, bool) else None
+        if offset is None or callable(offset):
+            return None
+        return whole(offset, "offset", cache, reason="offset_mismatch")
 
     def static(self, cache: Any) -> Hashable:  # noqa: ARG002 - nothing is known
         return ()
@@ -82,20 +83,10 @@ class Opaque:
         return ()
 
     def image(self, cache: Any) -> Image:
-        arrays: list[Array] = []
-        cls = type(cache)
-        if not hasattr(cache, "__dict__"):
-            raise _unsupported(cls, "it keeps no attributes that could be copied")
-        plan = _collect(vars(cache), arrays, cls, depth=0)
+        kept, arrays = snapshot(cache)
         if not arrays:
-            raise _unsupported(cls, "no arrays were found in its attributes")
-
-        def rebuild(copies: list[Array], _: int | None) -> Any:
-            copy: Any = object.__new__(cls)
-            copy.__dict__.update(_rebuild(plan, copies))
-            return copy
-
-        return Image(arrays, rebuild)
+            raise unsupported(type(cache), "no arrays were found in it")
+        return Image(arrays, lambda copies, _: kept.rebuild(copies))
 
     def clear(self, cache: Any) -> None:
         """A class not known may not stand being emptied: its arrays go with the object."""
@@ -113,42 +104,3 @@ class Latents(Opaque):
         image = super().image(cache)
         require_single(image.arrays, type(cache))
         return image
-
-
-class _Slot:
-    """Stands for the array with this number."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-
-def _unsupported(cls: type, why: str) -> Refusal:
-    return Refusal(
-        "unsupported_layer",
-        f"{cls.__module__}.{cls.__qualname__} cannot be copied: {why}; "
-        "kvcache.layers.register tells how it can",
-    )
-
-
-def _collect(value: Any, arrays: list[Array], cls: type, depth: int) -> Any:
-    if isinstance(value, mx.array):
-        arrays.append(value)
-        return _Slot(len(arrays) - 1)
-    if isinstance(value, _PLAIN):
-        return value
-    if depth < 8:
-        if type(value) in (list, tuple):
-            return type(value)(_collect(item, arrays, cls, depth + 1) for item in value)
-        if type(value) is dict:
-            return {key: _collect(item, arrays, cls, depth + 1) for key, item in value.items()}
-    raise _unsupported(cls, f"it holds a {type(value).__qualname__}")
-
-
-def _rebuild(plan: Any, arrays: list[Array]) -> Any:
-    if isinstance(plan, _Slot):
-        return arrays[plan.number]
-    if isinstance(plan, list | tuple):
-        return type(plan)(_rebuild(item, arrays) for item in plan)
-    if isinstance(plan, dict):
-        return {key: _rebuild(item, arrays) for key, item in plan.items()}
-    return plan

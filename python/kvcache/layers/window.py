@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from kvcache.layers.base import Image, require_rows, require_single
+from kvcache.layers.base import Image, Refusal, require_rows, require_single
+from kvcache.layers.numbers import whole
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
     from kvcache.arrays import Array
 
 
-class _Window:
+class Window:
     """What both windows share: keys, values, offset."""
 
     def offset(self, cache: Any) -> int:
-        return 0 if cache.keys is None else int(cache.offset)
+        return 0 if cache.keys is None else whole(cache.offset, "offset", cache, reason="offset_mismatch")
 
     def signature(self, cache: Any) -> tuple[Hashable, ...]:
         if cache.keys is None:
@@ -32,27 +33,53 @@ class _Window:
         cache.keys = cache.values = None
         cache.offset = 0
 
+    def require_whole(self, cache: Any, rows: int) -> None:
+        """Refuses a batch, too few rows, and the two sides of a broken-off update."""
+        sides = [cache.keys, cache.values]
+        require_single(sides, type(cache))
+        require_rows(sides, rows, type(cache))
+        keys, values = (side.shape[-2] for side in sides)
+        if keys != values:
+            raise Refusal(
+                "offset_mismatch",
+                f"{type(cache).__name__} holds {keys} rows of keys and {values} of values: "
+                "an update broke off",
+            )
 
-class Rotating(_Window):
+
+class Rotating(Window):
     """After a long chunk the buffer holds more rows than the window; the image does not."""
 
     def static(self, cache: Any) -> Hashable:
-        return cache.max_size, cache.keep
+        return self._sizes(cache)
+
+    def _sizes(self, cache: Any) -> tuple[int, int]:
+        max_size = whole(cache.max_size, "max_size", cache, least=1)
+        keep = whole(cache.keep, "keep", cache)
+        if keep >= max_size:
+            raise Refusal(
+                "unsupported_layer", f"a {type(cache).__name__} keeps {keep} tokens in a window of {max_size}"
+            )
+        return max_size, keep
 
     def image(self, cache: Any) -> Image:
-        cls, offset, keep, max_size = type(cache), cache.offset, cache.keep, cache.max_size
-        require_single([cache.keys, cache.values], cls)
-        require_rows([cache.keys, cache.values], min(offset, max_size), cls)
+        cls, offset, (max_size, keep) = type(cache), self.offset(cache), self._sizes(cache)
+        self.require_whole(cache, min(offset, max_size))
         rows = cache.keys.shape[-2]
-        whole = offset <= max_size
-        index = offset if whole else min(cache._idx, max_size)
+        whole_window = offset <= max_size
+        at = whole(cache._idx, "_idx", cache, reason="offset_mismatch")
+        if at > rows:
+            raise Refusal(
+                "offset_mismatch", f"{cls.__name__} is to go on at row {at} of {rows}: an update broke off"
+            )
+        index = offset if whole_window else min(at, max_size)
 
         def view(array: Array) -> Array:
-            if whole:
+            if whole_window:
                 return array[..., :offset, :]
             if rows <= max_size:
                 return array
-            # Rows beyond the window stand behind a chunk that was appended in order.
+            # Rows beyond the window follow a chunk that was appended in order.
             last = array[..., rows - (max_size - keep) :, :]
             return mx.concatenate([array[..., :keep, :], last], axis=-2) if keep else last
 
@@ -64,26 +91,30 @@ class Rotating(_Window):
             return copy
 
         computed = bool(keep) and rows > max_size
-        return Image([view(cache.keys), view(cache.values)], rebuild, trimmable=whole, computed=computed)
+        views = [view(cache.keys), view(cache.values)]
+        return Image(views, rebuild, trimmable=whole_window, computed=computed)
 
     def clear(self, cache: Any) -> None:
         super().clear(cache)
         cache._idx = 0
 
 
-class Chunked(_Window):
+class Chunked(Window):
     """Cut at the front as ``maybe_trim_front`` will do before the next forward pass."""
 
     def static(self, cache: Any) -> Hashable:
-        return (cache.chunk_size,)
+        return (whole(cache.chunk_size, "chunk_size", cache, least=1),)
 
     def image(self, cache: Any) -> Image:
-        cls, offset, chunk_size = type(cache), cache.offset, cache.chunk_size
-        require_single([cache.keys, cache.values], cls)
-        valid = offset - cache.start_position
-        require_rows([cache.keys, cache.values], valid, cls)
+        cls, offset = type(cache), self.offset(cache)
+        chunk_size = whole(cache.chunk_size, "chunk_size", cache, least=1)
+        first = whole(cache.start_position, "start_position", cache, reason="offset_mismatch")
+        if first > offset:
+            raise Refusal("offset_mismatch", f"{cls.__name__} starts at {first}, past its offset of {offset}")
+        valid = offset - first
+        self.require_whole(cache, valid)
         front = max(0, valid - chunk_size)
-        start = cache.start_position + front
+        start = first + front
 
         def rebuild(arrays: list[Array], length: int | None) -> Any:
             copy: Any = cls(chunk_size)

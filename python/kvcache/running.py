@@ -1,0 +1,104 @@
+"""What a session asks of the caller's models: fresh layer caches, and forward passes over a prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import mlx.core as mx
+
+from kvcache.errors import ConfigError
+from kvcache.sizes import whole
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# What MLX quantises to.
+_BITS: Final = (2, 3, 4, 5, 6, 8)
+_GROUPS: Final = (32, 64, 128)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the engine runs its models, by mlx-lm's names.
+
+    Raises:
+        ConfigError: A figure that cannot be used.
+        TypeError: No int.
+    """
+
+    prefill_step_size: int = 2048
+    max_kv_size: int | None = None
+    kv_bits: int | None = None
+    kv_group_size: int = 64
+    quantized_kv_start: int = 5000
+
+    def __post_init__(self) -> None:
+        whole("prefill_step_size", self.prefill_step_size, least=1)
+        if self.max_kv_size is not None:
+            # mlx-lm keeps the first four tokens.
+            whole("max_kv_size", self.max_kv_size, least=5)
+        bits, group = self.kv_bits, self.kv_group_size
+        if bits is not None and (isinstance(bits, bool | float) or bits not in _BITS):
+            raise ConfigError(f"kv_bits must be None or one of {_BITS}, found {bits!r}")
+        if isinstance(group, bool | float) or group not in _GROUPS:
+            raise ConfigError(f"kv_group_size must be one of {_GROUPS}, found {group!r}")
+        whole("quantized_kv_start", self.quantized_kv_start)
+
+
+class Runner:
+    """The model and the draft model of one session.
+
+    Args:
+        models: Those that were given; none is possible.
+        options: How the engine runs them.
+    """
+
+    def __init__(self, models: Sequence[Any], options: Options) -> None:
+        self._models = list(models)
+        self._options = options
+        self._counts: list[int] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._models)
+
+    def fresh(self) -> list[Any]:
+        """Layer caches without tokens, the draft model's after the model's."""
+        made = [self._make(model) for model in self._models]
+        self._counts = [len(layers) for layers in made]
+        return [layer for layers in made for layer in layers]
+
+    def _make(self, model: Any) -> list[Any]:
+        from mlx_lm.models.cache import make_prompt_cache
+
+        # With a draft model mlx-lm drops `max_kv_size`, since such caches cannot be rewound.
+        size = self._options.max_kv_size if len(self._models) == 1 else None
+        return list(make_prompt_cache(model, max_kv_size=size))
+
+    def run(self, chunk: mx.array, prompt_cache: list[Any]) -> None:
+        """A forward pass of all models over ``(1, tokens)``, computed."""
+        first = 0
+        for model, count in zip(self._models, self._counts, strict=True):
+            last = first + count
+            # Of a single model it is the caller's list itself: some replace members of it.
+            model(chunk, cache=prompt_cache if len(self._models) == 1 else prompt_cache[first:last])
+            first = last
+        self._quantize(prompt_cache)
+        mx.eval([getattr(layer, "state", ()) for layer in prompt_cache])
+
+    def _quantize(self, prompt_cache: list[Any]) -> None:
+        """As mlx-lm does after each pass. Layers that MLX cannot quantise so stay as they are."""
+        bits, group = self._options.kv_bits, self._options.kv_group_size
+        if bits is None:
+            return
+        for number, layer in enumerate(prompt_cache):
+            if not hasattr(layer, "to_quantized") or layer.offset < self._options.quantized_kv_start:
+                continue
+            widths = [side.shape[-1] for side in (layer.keys, layer.values) if side is not None]
+            if any(width % group for width in widths):
+                continue
+            try:
+                prompt_cache[number] = layer.to_quantized(group_size=group, bits=bits)
+            except NotImplementedError:
+                # A window: mlx-lm's own generator fails on it where it comes to it.
+                continue
