@@ -1,7 +1,8 @@
-"""What every subcommand says to the person in front of it: failures in one sentence, progress on stderr."""
+"""What every subcommand says to its user: failures in one sentence, progress on stderr."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import TYPE_CHECKING, Self
 
@@ -24,6 +25,12 @@ def quote(error: BaseException | str) -> str:
     if not line:
         line = "no reason given" if isinstance(error, str) else type(error).__name__
     return line if len(line) <= _QUOTED_CHARACTERS else f"{line[: _QUOTED_CHARACTERS - 1]}…"
+
+
+def say(sentence: str) -> None:
+    """A sentence for the user on stderr. One that cannot be written is no reason to fail."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"kvcache: {sentence}", file=sys.stderr, flush=True)
 
 
 class Steps:
@@ -64,7 +71,8 @@ class Steps:
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, description=name)
         else:
-            print(f"{name} …", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError, ValueError):
+                print(f"{name} …", file=sys.stderr, flush=True)
 
     def advance(self) -> None:
         """One step is done."""
