@@ -46,9 +46,7 @@ def layers(prompt_cache: Any) -> list[Any]:
         TypeError: They are no list or tuple.
     """
     if not isinstance(prompt_cache, list | tuple):
-        raise TypeError(
-            f"prompt_cache must be a list of layer caches, found {type(prompt_cache).__name__}; pass list(...)"
-        )
+        raise TypeError(f"prompt_cache must be a list of layer caches, found {type(prompt_cache).__name__}")
     return list(prompt_cache)
 
 

@@ -21,7 +21,6 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from kvcache.errors import ClosedError
 from kvcache.integrations.mlx_lm.checking import RequestError
-from kvcache.integrations.mlx_lm.door import Door
 from kvcache.integrations.mlx_lm.fields import check_fields, check_messages
 from kvcache.integrations.mlx_lm.figures import as_json, as_metrics
 from kvcache.integrations.mlx_lm.patching import STOPPING
@@ -29,6 +28,7 @@ from kvcache.integrations.mlx_lm.patching import STOPPING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kvcache.integrations.mlx_lm.door import Door
     from kvcache.integrations.mlx_lm.prompt_cache import PromptCache
 
 # Images come inside the body as text.
@@ -156,7 +156,7 @@ class APIHandler(_Careful, server.APIHandler):
         path = urlsplit(self.path).path
         if self.figures():
             return
-        if path != "/health" and path != "/v1/models" and not path.startswith("/v1/models/"):
+        if path not in {"/health", "/v1/models"} and not path.startswith("/v1/models/"):
             self.refuse(404, f"there is nothing at {path}")
             return
         server.APIHandler.do_GET(self)

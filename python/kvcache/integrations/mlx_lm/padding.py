@@ -2,8 +2,8 @@
 
 A batch is as wide as its longest row. Attention masks what the shorter rows are filled up with, but a
 recurrent state runs on over it unless the model takes care of ``lengths``. Some models of mlx-lm do not
-look at them (Mamba, Jamba, RWKV-7), and others get it wrong for some lengths (a Mamba 2 scan cuts rows at
-multiples of 256). Nothing in a state says what it ran, so it can only be kept if no row was padded.
+look at them (Mamba, Jamba, RWKV-7), and others do and still end in another state (Nemotron-H). Nothing in
+a state says what it ran, so only the states of rows that were never padded are kept.
 """
 
 from __future__ import annotations
