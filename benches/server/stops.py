@@ -35,7 +35,7 @@ def main() -> int:
                     endings[f"status {outcome.status}"] += 1
                     endings.update(f"answer {answer}" for answer in outcome.answers)
                 bad += times - good
-                told = ", ".join(f"{count} × {ending}" for ending, count in sorted(endings.items()))
+                told = ", ".join(f"{count} times {ending}" for ending, count in sorted(endings.items()))
                 print(f"{kind:<10}  {number.name}  {good:>5}  {told}", flush=True)
     return 1 if bad else 0
 

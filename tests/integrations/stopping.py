@@ -22,12 +22,14 @@ if TYPE_CHECKING:
 
 KINDS: Final = ("starting", "loading", "idle", "batched", "sequential")
 # A model that never ends to load: the server in its own process, with a load that sleeps.
-_ENDLESS: Final = (
-    "-c",
-    "import time; from mlx_lm import server; server.load = lambda *_, **__: time.sleep(9999)\n"
-     "from kvcache.cli import main; main()",
-    "serve",
-)
+_LOAD_ENDLESSLY: Final = """
+import time
+from mlx_lm import server
+from kvcache.cli import main
+server.load = lambda *_, **__: time.sleep(9999)
+main()
+"""
+_ENDLESS: Final = ("-c", _LOAD_ENDLESSLY, "serve")
 _ANSWERS: Final = 3
 _TOKENS: Final = 150
 # Far beyond what any step takes; only a hang lasts that long.

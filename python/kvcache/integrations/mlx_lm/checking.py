@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -52,6 +53,9 @@ class CarefulResponseGenerator(server.ResponseGenerator):
         except RequestError:
             raise
         except Exception as error:  # all that is run here is the request's own
+            # mlx-lm's samplers are compiled with the random state as an output. One that raises while it is
+            # traced leaves a placeholder there, and then every later request would fail.
+            mx.random.seed(int.from_bytes(os.urandom(8)))
             text = str(error) or type(error).__name__
             raise RequestError(f"the request cannot be used: {text}") from error
         if isinstance(self.prompt_cache, ServerPromptCache):

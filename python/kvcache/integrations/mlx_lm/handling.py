@@ -56,6 +56,8 @@ class _Careful(BaseHTTPRequestHandler):
         """Answers with an error, in place of whatever was not sent yet."""
         self._headers_buffer: list[bytes] = []
         self.close_connection = True
+        # http.server's guess for a line that it cannot read, in which an answer has no head.
+        self.request_version = "HTTP/1.0"
         body = json.dumps({"error": sentence}).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
