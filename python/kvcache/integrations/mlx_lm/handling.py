@@ -48,6 +48,11 @@ class _Careful(BaseHTTPRequestHandler):
     timeout = _PATIENCE
     _begun = _read = False
 
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
+        """A log that cannot be written (a full disk, a closed pipe) is no reason to fail a request."""
+        with contextlib.suppress(OSError, ValueError):
+            super().log_message(format, *args)
+
     def end_headers(self) -> None:
         self._begun = True
         super().end_headers()
