@@ -46,7 +46,7 @@ def show_any_text() -> None:
 
 
 def drop_output(stream: TextIO | None) -> None:
-    """Lets what is still buffered go nowhere: the interpreter would fail on it at its exit, with status 120."""
+    """Lets what is still buffered go nowhere: the interpreter would fail on it at its exit (status 120)."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), cast("TextIO", stream).fileno())
 

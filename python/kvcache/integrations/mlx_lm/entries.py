@@ -53,7 +53,7 @@ def layers(prompt_cache: Any) -> list[Any]:
 def counts_nothing(prompt_cache: list[Any]) -> bool:
     """Whether no layer says how many tokens it has run: all are recurrent."""
     try:
-        return not Prompt(prompt_cache).knows_length
+        return bool(prompt_cache) and not Prompt(prompt_cache).knows_length
     except Refusal:
         return False
 
