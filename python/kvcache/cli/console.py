@@ -41,8 +41,9 @@ def say(sentence: str) -> None:
 
 def show_any_text() -> None:
     """Names of files may hold what no encoding has; they are shown with backslashes then."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def drop_output(stream: TextIO | None) -> None:
