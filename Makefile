@@ -21,7 +21,7 @@ PRELOAD  := $(if $(OPENBLAS),LD_PRELOAD=$(OPENBLAS),)
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name 'Cargo.toml') Cargo.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-rust test-python test-charged test-parallel test-stress test-oldest test-wheel test-freethreaded lint format docs lock bench bench-memory bench-hit-rates bench-peers bench-segments bench-server bench-ranks profile wheel clean openblas
+.PHONY: help build demo test test-rust test-python test-charged test-parallel test-stress test-oldest test-wheel test-freethreaded lint format docs lock bench bench-memory bench-hit-rates bench-peers bench-segments bench-server bench-stops bench-ranks profile wheel clean openblas
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -134,6 +134,9 @@ profile: build  ## where the index's time goes (Linux, needs perf); writes bench
 
 bench-server: build  ## mlx_lm.server beside kvcache serve; fails above half of the prefill tokens
 	$(PRELOAD) $(BIN)/python benches/server/run.py --output benches/results/server.md
+
+bench-stops: build  ## 50 stops of kvcache serve of each kind by each signal; fails unless all end with status 0
+	$(PRELOAD) $(BIN)/python -m benches.server.stops
 
 bench-ranks: build  ## what agreement of two ranks adds to a fetch; fails where a bar is missed
 	$(BIN)/python -m benches.ranks.fetch

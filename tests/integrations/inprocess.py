@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mlx_lm import server
@@ -25,10 +26,25 @@ class Engine:
         self.generator = generator
         self.prompt_cache = prompt_cache
 
-    def ask(self, prompt: str, max_tokens: int = 4, seed: int | None = None, leave: int | None = None) -> Any:
-        """The context, and the tokens of the answer; ``leave``: stops listening after so many."""
+    def ask(
+        self,
+        prompt: str,
+        max_tokens: int = 4,
+        seed: int | None = None,
+        leave: int | None = None,
+        **logits: Any,
+    ) -> Any:
+        """The context, and the tokens of the answer.
+
+        Args:
+            prompt: A text.
+            max_tokens: Tokens of the answer.
+            seed: One makes it a request of the sequential path.
+            leave: Stops listening after that many tokens.
+            logits: Penalties, and sizes of their contexts.
+        """
         request = server.CompletionRequest("text", prompt, [], None, None)
-        context, responses = self.generator.generate(request, arguments(max_tokens, seed))
+        context, responses = self.generator.generate(request, arguments(max_tokens, seed, **logits))
         tokens = []
         for response in responses:
             tokens.append(response.token)
@@ -38,11 +54,12 @@ class Engine:
         return context, tokens
 
 
-def arguments(max_tokens: int, seed: int | None) -> Any:
+def arguments(max_tokens: int, seed: int | None, **logits: Any) -> Any:
+    plain = server.LogitsProcessorArguments(None, 0.0, 20, 0.0, 20, 0.0, 20)
     return server.GenerationArguments(
         model=server.ModelDescription("default_model", "default_model", None),
         sampling=server.SamplingArguments(0.0, 1.0, 0, 0.0, 0.0, 0.0),
-        logits=server.LogitsProcessorArguments(None, 0.0, 20, 0.0, 20, 0.0, 20),
+        logits=replace(plain, **logits),
         stop_words=[],
         max_tokens=max_tokens,
         num_draft_tokens=3,

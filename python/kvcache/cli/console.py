@@ -1,16 +1,23 @@
-"""What every subcommand says to the person in front of it: failures in one sentence, progress on stderr."""
+"""What every subcommand says to its user: failures in one sentence, progress on stderr."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
+import os
 import sys
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self, TextIO, cast
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from rich.console import Console
     from rich.progress import Progress, TaskID
 
 _QUOTED_CHARACTERS = 200
+# A disk or a quota that is full, a file that may not grow, a device that fails.
+CANNOT_WRITE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 class CliError(Exception):
@@ -24,6 +31,50 @@ def quote(error: BaseException | str) -> str:
     if not line:
         line = "no reason given" if isinstance(error, str) else type(error).__name__
     return line if len(line) <= _QUOTED_CHARACTERS else f"{line[: _QUOTED_CHARACTERS - 1]}…"
+
+
+def say(sentence: str) -> None:
+    """A sentence for the user on stderr. One that cannot be written is no reason to fail."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"kvcache: {sentence}", file=sys.stderr, flush=True)
+
+
+def show_any_text() -> None:
+    """Names of files may hold what no encoding has; they are shown with backslashes then."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def drop_output(stream: TextIO | None) -> None:
+    """Lets what is still buffered go nowhere: the interpreter would fail on it at its exit (status 120)."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), cast("TextIO", stream).fileno())
+
+
+def settle_stderr() -> None:
+    """Writes what stderr still holds, or drops it."""
+    try:
+        if sys.stderr is not None:
+            sys.stderr.flush()
+    except (OSError, ValueError):
+        drop_output(sys.stderr)
+
+
+def report_console(*, to_stderr: bool, width: int | None = None) -> Console:
+    """Where a report is printed, without colours in numbers; ``width`` where there is no terminal."""
+    # rich takes a tenth of a second to import, which a mistyped option should not pay.
+    from rich.console import Console
+
+    class Plain(Console):
+        def on_broken_pipe(self) -> None:
+            # rich's own ends the process with status 1.
+            raise BrokenPipeError
+
+    console = Plain(stderr=to_stderr, highlight=False)
+    if width is None or console.is_terminal:
+        return console
+    return Plain(stderr=to_stderr, highlight=False, width=width)
 
 
 class Steps:
@@ -64,7 +115,8 @@ class Steps:
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, description=name)
         else:
-            print(f"{name} …", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError, ValueError):
+                print(f"{name} …", file=sys.stderr, flush=True)
 
     def advance(self) -> None:
         """One step is done."""

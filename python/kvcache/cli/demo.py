@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvcache.cli.console import CliError
+from kvcache.cli.console import CliError, say
 
 if TYPE_CHECKING:
     import argparse
@@ -68,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(_as_json(name, turns, eviction, equal=equal)), flush=True)
     broken = _broken_promise(turns, eviction, is_demo_model=given is None, equal=equal)
     if broken:
-        print(f"kvcache: {broken}", file=sys.stderr)
+        say(broken)
     return 1 if broken else 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -155,8 +156,9 @@ class _Ticks:
 
 def _usage_error(parser: argparse.ArgumentParser) -> Any:
     def complain(sentence: str) -> int:
-        parser.print_usage(sys.stderr)
-        print(f"{parser.prog}: error: {sentence}", file=sys.stderr)
+        with contextlib.suppress(OSError, ValueError):
+            parser.print_usage(sys.stderr)
+            print(f"{parser.prog}: error: {sentence}", file=sys.stderr)
         return 2
 
     return complain

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from kvcache.cli.console import report_console
 from kvcache.sizes import format_size
 
 if TYPE_CHECKING:
@@ -23,9 +23,7 @@ _CLOSE: Final = 0.01
 
 def print_report(studies: Sequence[Study], model: ModelSize | None, *, to_stderr: bool) -> None:
     """Prints the tables, to stdout or where a JSON object has stdout to itself."""
-    console = Console(stderr=to_stderr, highlight=False)
-    if not console.is_terminal:
-        console = Console(stderr=to_stderr, highlight=False, width=_WIDTH)
+    console = report_console(to_stderr=to_stderr, width=_WIDTH)
     if model is not None:
         # Text: what a file says is no markup.
         console.print(Text(f"{model.bytes_per_token:,} bytes a token: {model.assumed}."))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from kvcache.cli.chat import outputs_equal
+from kvcache.cli.console import report_console
 
 if TYPE_CHECKING:
     from kvcache.cli.chat import EvictionReport, Turn
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def print_report(name: str, turns: list[Turn], eviction: EvictionReport, *, to_stderr: bool) -> None:
     """Prints the tables and the answers, to stdout or where a JSON object has stdout to itself."""
-    console = Console(stderr=to_stderr, highlight=False)
+    console = report_console(to_stderr=to_stderr)
     console.print(_chat_table(name, turns))
     for number, turn in enumerate(turns, start=1):
         # Text: square brackets in an answer are no markup.

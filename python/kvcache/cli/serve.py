@@ -7,8 +7,11 @@ import os
 import sys
 from pathlib import Path
 
-from kvcache.cli.console import CliError
+from kvcache.cli.console import CliError, say
 from kvcache.cli.demo import check_folder
+from kvcache.integrations.stopping import StopSignals, exit_now
+
+_LONGEST = 86_400
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -18,7 +21,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="mlx-lm's server with this cache",
         usage="kvcache serve --model PATH [--cache-bytes SIZE] [--metrics-port N] [any mlx_lm.server option]",
         description="Runs mlx_lm.server with this cache in place. GET /metrics (Prometheus) and GET /cache "
-        "(JSON) tell what the cache does.",
+        "(JSON) say what the cache does.",
         epilog="Every option of mlx_lm.server is taken too: `mlx_lm.server --help` lists them. "
         "--prompt-cache-size has no default here.",
         allow_abbrev=False,
@@ -48,7 +51,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--metrics-port",
         type=_port,
         metavar="N",
-        help="tell /metrics and /cache on this port instead of the server's",
+        help="serve /metrics and /cache on this port instead of the server's",
+    )
+    parser.add_argument(
+        "--shutdown-timeout",
+        type=_seconds,
+        default=30.0,
+        metavar="SECONDS",
+        help="how long requests under way have to end after SIGINT or SIGTERM (default: 30)",
     )
     parser.set_defaults(run=run, passed_on=[])
 
@@ -74,11 +84,23 @@ def _port(text: str) -> int:
     return int(text)
 
 
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= _LONGEST:
+        raise argparse.ArgumentTypeError(
+            f"a time is a number of seconds from 0 to {_LONGEST}, found {text!r}"
+        )
+    return seconds
+
+
 def run(args: argparse.Namespace) -> int:
-    """Runs the server until it is stopped.
+    """Runs the server until it is stopped. After SIGINT or SIGTERM the process ends here, with status 0.
 
     Returns:
-        0, after SIGINT or SIGTERM.
+        Nothing that could be reached: the server ends by a signal or by an exception.
 
     Raises:
         CliError: A model folder or a port that cannot be used, or a server that could not go on.
@@ -88,6 +110,19 @@ def run(args: argparse.Namespace) -> int:
         check_folder(Path(args.model))
         # Model and tokenizer are local; transformers would ask a hub about the tokenizer all the same.
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    with StopSignals() as signals:
+        try:
+            _serve(args, signals)
+        except CliError as error:
+            if not signals.waited:
+                raise
+            say(str(error))
+            exit_now(1)
+        # Inside the context: a second signal ends the process at once, up to here.
+        exit_now(0)
+
+
+def _serve(args: argparse.Namespace, signals: StopSignals) -> None:
     # MLX and mlx-lm take seconds to import; a usage error or a missing folder should not.
     from mlx_lm import server
 
@@ -102,13 +137,14 @@ def run(args: argparse.Namespace) -> int:
     arguments += ["--prompt-cache-size", str(NO_SIZE), *args.passed_on]
     try:
         with installed(max_size=None, max_bytes=None, policy="lru") as installation:
-            serving = Serving(installation, args.cache_bytes, args.metrics_port)
+            serving = Serving(
+                installation, signals, args.cache_bytes, args.metrics_port, args.shutdown_timeout
+            )
             names = {"run": serving.run, "ModelProvider": FreezingModelProvider}
             with replaced(server, **names), replaced(sys, argv=arguments):
                 server.main()  # type: ignore[no-untyped-call] # mlx-lm carries no types
     except KVCacheError as error:
         raise CliError(str(error)) from error
-    return 0
 
 
 def _is_local(model: str) -> bool:

@@ -1,1 +1,1 @@
-"""Faces for engines that exist: each has the methods its engine already calls."""
+"""Drop-in adapters for existing engines: each has the methods that its engine already calls."""

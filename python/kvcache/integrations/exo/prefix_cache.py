@@ -187,7 +187,7 @@ class KVPrefixCache:
         try:
             hit = self.cache.fetch(request.tokens, media=request.asked)
         except AllocationError as error:
-            logger.warning("no memory to hand a stored prefix out, so all is computed anew: {}", error)
+            logger.warning("no memory to copy the cached prefix; recomputing the whole prompt: {}", error)
             return self._make_cache(model), prompt_tokens, None, False
         if hit.prompt_cache is None:
             return self._make_cache(model), prompt_tokens, None, False
@@ -219,7 +219,7 @@ class KVPrefixCache:
     def _keep(
         self, request: Request, cache: list[Any], snapshots: Sequence[Any] | None, prefill_tps: float
     ) -> Entry | None:
-        checkpoints, end = agreed(self.cache._state.ranks, request, cache, snapshots or ())
+        checkpoints, end = agreed(self.cache._state.ranks, request, cache, list(snapshots or ()))
         held = 0
         for at, layers in checkpoints.items():
             held = max(held, self._store(request, layers, at))

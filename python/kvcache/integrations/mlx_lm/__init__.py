@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from kvcache.integrations.mlx_lm.padding import has_recurrent_layers
 from kvcache.integrations.mlx_lm.prompt_cache import PromptCache
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from kvcache.integrations.mlx_lm.patching import Installation
 
-__all__ = ["PromptCache", "patch"]
+__all__ = ["PromptCache", "has_recurrent_layers", "patch"]
 
 
 def patch(

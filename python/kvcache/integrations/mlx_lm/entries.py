@@ -39,6 +39,25 @@ class Spans:
             return None
 
 
+def layers(prompt_cache: Any) -> list[Any]:
+    """The layer caches as a list. A map or a generator could be read once only, and a store reads twice.
+
+    Raises:
+        TypeError: They are no list or tuple.
+    """
+    if not isinstance(prompt_cache, list | tuple):
+        raise TypeError(f"prompt_cache must be a list of layer caches, found {type(prompt_cache).__name__}")
+    return list(prompt_cache)
+
+
+def counts_nothing(prompt_cache: list[Any]) -> bool:
+    """Whether no layer says how many tokens it has run: all are recurrent."""
+    try:
+        return bool(prompt_cache) and not Prompt(prompt_cache).knows_length
+    except Refusal:
+        return False
+
+
 @dataclass
 class Gone:
     """Several evictions of one cycle, with the figures of one."""

@@ -35,8 +35,8 @@ class Namespaces:
         except TypeError as error:
             raise TypeError(f"model must be hashable, found {type(model).__name__}") from error
         with self._lock:
-            # The number alone keeps them apart; the text is for people.
-            return self._names.setdefault(model, f"{len(self._names)}: {model!r}")
+            # The number alone keeps them apart; the text, which may hold anything, is for people.
+            return self._names.setdefault(model, f"{len(self._names)}: {model!a}")
 
     def items(self) -> list[tuple[Hashable, str]]:
         """All models seen so far with their namespaces."""
@@ -45,8 +45,19 @@ class Namespaces:
 
 
 def plain(tokens: Any) -> Sequence[int]:
-    """Tokens as a list or tuple."""
-    return tokens if isinstance(tokens, list | tuple) else list(tokens.tolist())
+    """Tokens as a list or tuple.
+
+    Raises:
+        TypeError: They are neither a sequence nor an array; a map or a generator could be read once only.
+    """
+    if isinstance(tokens, list | tuple):
+        return tokens
+    read = getattr(tokens, "tolist", None)
+    if read is None or isinstance(tokens, str | bytes | bytearray):
+        raise TypeError(
+            f"tokens must be a list, a tuple or an array, found {type(tokens).__name__}; pass list(...)"
+        )
+    return list(read())
 
 
 def split_images(tokens: Sequence[int]) -> tuple[Sequence[int], list[MediaSpan]]:

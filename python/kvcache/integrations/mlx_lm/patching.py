@@ -1,7 +1,8 @@
 """What `patch` puts into ``mlx_lm.server``, by its module-level names.
 
-Beside the cache itself that is what the server loses or dies of: the KV of cancelled requests on the
-batched path, checkpoints of models that need them, and requests that end its generation thread.
+Besides the cache itself: what keeps the KV of cancelled requests, makes checkpoints for models that need
+them, keeps padding out of recurrent states, shows the reused tokens to logits processors, and refuses
+requests that would end the generation thread.
 """
 
 # mlx-lm carries no types.
@@ -9,8 +10,9 @@ batched path, checkpoints of models that need them, and requests that end its ge
 
 from __future__ import annotations
 
+import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import mlx.core as mx
 from loguru import logger
@@ -18,14 +20,20 @@ from mlx_lm import server
 from mlx_lm.generate import BatchGenerator, stream_generate
 
 from kvcache.errors import ConfigError
+from kvcache.integrations.mlx_lm.checking import CarefulResponseGenerator, hub_cache
+from kvcache.integrations.mlx_lm.padding import has_recurrent_layers
+from kvcache.integrations.mlx_lm.penalties import seeing
 from kvcache.integrations.mlx_lm.prompt_cache import PromptCache
+from kvcache.integrations.mlx_lm.server_cache import ServerPromptCache
 from kvcache.layers.base import Refusal
 from kvcache.layers.prompt import Prompt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from kvcache.integrations.mlx_lm.prompt_cache import Fetched
+
+STOPPING: Final = "the server is stopping"
 
 
 @contextmanager
@@ -61,11 +69,13 @@ class Installation:
     def __init__(self, max_size: int | None, max_bytes: int | str | None, policy: Literal["lru"]) -> None:
         # Refuses what cannot be used now, and not in a server's thread.
         PromptCache(max_size, max_bytes, policy=policy).cache.close()
-        self.prompt_cache: PromptCache | None = None
+        self.prompt_cache: ServerPromptCache | None = None
         self._max_size = max_size
         self._max_bytes = max_bytes
         self._policy = policy
         self._server_bytes: int | None = None
+        # Set by a server that ends: the sequential path breaks off between two chunks or tokens.
+        self.stopping = threading.Event()
 
     def names(self) -> dict[str, Any]:
         """The server's names and what stands for them."""
@@ -73,15 +83,16 @@ class Installation:
             "LRUPromptCache": self.make,
             "BatchGenerator": type("BatchGenerator", (KeepingBatchGenerator,), {"installation": self}),
             "ResponseGenerator": CarefulResponseGenerator,
-            "stream_generate": _checkpointing(self),
+            "scan_cache_dir": hub_cache,
+            "stream_generate": _sequential(self),
             "run": self._run(server.run),
         }
 
-    def make(self, max_size: int | None = 10, max_bytes: int | str | None = None) -> PromptCache:
+    def make(self, max_size: int | None = 10, max_bytes: int | str | None = None) -> ServerPromptCache:
         """Stands for the class: makes the cache with this patch's limits, else with the given ones."""
         if max_bytes is None:
             max_bytes = self._server_bytes
-        self.prompt_cache = PromptCache(
+        self.prompt_cache = ServerPromptCache(
             max_size if self._max_size is None else self._max_size,
             max_bytes if self._max_bytes is None else self._max_bytes,
             policy=self._policy,
@@ -91,6 +102,10 @@ class Installation:
     def fetched(self) -> Fetched | None:
         """The fetch that the request at hand began with."""
         return None if self.prompt_cache is None else self.prompt_cache.last_fetch
+
+    def prompt(self) -> Sequence[int]:
+        """Token ids of the request at hand."""
+        return () if self.prompt_cache is None else self.prompt_cache.prompt
 
     def keep(self, fetched: Fetched, tokens: list[int], prompt_cache: list[Any]) -> None:
         """Stores what a request has computed so far. The request goes on whatever happens here."""
@@ -125,8 +140,11 @@ class KeepingBatchGenerator(BatchGenerator):
 
     installation: Installation
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, model: Any, **options: Any) -> None:
+        if has_recurrent_layers(model):
+            # A prefill of one row has no padding. Rows are still decoded together: a step has none either.
+            options["prefill_batch_size"] = 1
+        super().__init__(model, **options)
         self._requests: dict[int, Fetched] = {}
         self._checkpoints: dict[int, int] = {}
 
@@ -186,10 +204,17 @@ def _split(segments: list[list[int]], at: int) -> list[list[int]]:
     return parts
 
 
-def _checkpointing(installation: Installation) -> Callable[..., Any]:
-    """The sequential path's generator, with a checkpoint after each prefill chunk where models need one."""
+def _sequential(installation: Installation) -> Callable[..., Any]:
+    """The sequential path's generator: makes checkpoints, and shows processors the reused tokens."""
 
-    def checkpointing(*args: Any, prompt_cache: Any, prompt_progress_callback: Any, **options: Any) -> Any:
+    def generate(
+        *,
+        prompt: Any,
+        prompt_cache: Any,
+        prompt_progress_callback: Any,
+        logits_processors: Any = None,
+        **options: Any,
+    ) -> Any:
         fetched = installation.fetched()
 
         def progress(done: int, total: int) -> None:
@@ -197,10 +222,29 @@ def _checkpointing(installation: Installation) -> Callable[..., Any]:
                 at = fetched.prompt_tokens - total + done
                 installation.keep(fetched, list(fetched.tokens[:at]), prompt_cache)
             prompt_progress_callback(done, total)
+            _go_on(installation)
 
-        return stream_generate(*args, prompt_cache=prompt_cache, prompt_progress_callback=progress, **options)
+        if fetched is not None and logits_processors and options.get("draft_model") is None:
+            # With a draft model processors see the prompt's last token and the answer, cold and warm.
+            reused = fetched.prompt_tokens - len(prompt)
+            logits_processors = seeing(logits_processors, installation.prompt()[:reused])
+        for response in stream_generate(
+            prompt=prompt,
+            prompt_cache=prompt_cache,
+            prompt_progress_callback=progress,
+            logits_processors=logits_processors,
+            **options,
+        ):
+            yield response
+            _go_on(installation)
 
-    return checkpointing
+    return generate
+
+
+def _go_on(installation: Installation) -> None:
+    """Raises where the server is ending: mlx-lm's own loop finishes its request first, however long."""
+    if installation.stopping.is_set():
+        raise RuntimeError(STOPPING)
 
 
 def _cuttable(prompt_cache: list[Any]) -> bool:
@@ -208,20 +252,3 @@ def _cuttable(prompt_cache: list[Any]) -> bool:
         return Prompt(prompt_cache).spans_only
     except Refusal:
         return True
-
-
-class CarefulResponseGenerator(server.ResponseGenerator):
-    """Turns down what would end the generation thread, and the server with it."""
-
-    def generate(self, request: Any, generation_args: Any, *args: Any, **options: Any) -> Any:
-        """Raises ``ValueError`` for stop words that are no texts."""
-        words = generation_args.stop_words
-        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-            raise ValueError("stop must be a text or a list of texts")
-        return super().generate(request, generation_args, *args, **options)
-
-    def _tokenize(self, *args: Any) -> Any:
-        result: Any = super()._tokenize(*args)
-        if not result[0]:
-            raise ValueError("the prompt has no tokens")
-        return result

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from dataclasses import dataclass, replace
+from operator import index as integer
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from loguru import logger
@@ -11,7 +13,7 @@ from loguru import logger
 from kvcache.arrays import Array
 from kvcache.cache import KVPrefixCache
 from kvcache.errors import AllocationError, ConfigError
-from kvcache.integrations.mlx_lm.entries import Gone, Spans
+from kvcache.integrations.mlx_lm.entries import Gone, Spans, layers
 from kvcache.integrations.mlx_lm.keys import Ends, Namespaces, plain, split_images
 from kvcache.results import Eviction, Stored
 from kvcache.sizes import format_size, parse_size
@@ -107,6 +109,7 @@ class PromptCache:
         self.namespaces = Namespaces()
         self.last_fetch: Fetched | None = None
         self._ends = Ends()
+        self._warned = False
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -141,7 +144,7 @@ class PromptCache:
         try:
             hit = self.cache.fetch(ids, namespace=namespace, media=media)
         except AllocationError as error:
-            logger.warning("no memory to hand a stored prefix out, so all is computed anew: {}", error)
+            logger.warning("no memory to copy the cached prefix; recomputing the whole prompt: {}", error)
             return None, tokens
         self.last_fetch = replace(self.last_fetch, checkpoint_at=hit.checkpoint_at)
         return hit.prompt_cache, tokens[hit.length :]
@@ -153,21 +156,24 @@ class PromptCache:
         prompt_cache: list[Any],
         *,
         cache_type: str = "assistant",
+        length: int | None = None,
     ) -> Stored:
         """Keeps a copy of ``prompt_cache`` under ``tokens``; what is held already is not copied.
 
         Args:
             model: As in :meth:`fetch_nearest_cache`.
             tokens: What was run. More than the cache holds is fine, fewer are refused.
-            prompt_cache: One sequence's layer caches. Where main and draft model stand at different
+            prompt_cache: One sequence's layer caches. Where main and draft model are at different
                 offsets, what all of them hold is kept.
             cache_type: "assistant", "user" or "system".
+            length: How many of ``tokens`` were run. A model all of whose layers are recurrent (Mamba)
+                needs it, since nothing in its cache says so; others are cut there.
 
         Returns:
             What was stored, or why not (mlx-lm's own returns nothing).
 
         Raises:
-            ConfigError: Another cache type.
+            ConfigError: Another cache type, a negative length or one beyond ``tokens``.
             TokenError: A token id that is out of range.
             TypeError: An argument of another type.
         """
@@ -176,15 +182,26 @@ class PromptCache:
             raise ConfigError(f"cache_type must be one of {known}, found {cache_type!r}")
         namespace = self.namespaces.of(model)
         key = plain(tokens)
+        prompt_cache = layers(prompt_cache)
+        if length is not None and not 0 <= integer(length) <= len(key):
+            raise ConfigError(f"length must be from 0 to the {len(key)} tokens, found {length}")
         ids, media = split_images(key)
         try:
-            stored, spans_only = self._insert(namespace, ids, media, prompt_cache, cache_type)
+            stored, spans_only = self._insert(namespace, ids, media, prompt_cache, cache_type, length)
             if spans_only and stored.length:
                 self._cover(namespace, key[: stored.length], ids, media, prompt_cache)
         except AllocationError as error:
             logger.warning("no memory to store {} tokens: {}", len(ids), error)
             return Stored(0, 0, 0, "too_large", error.evicted, str(error))
-        if stored.detail:
+        if stored.reason == "unknown_length" and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"nothing of {len(ids)} tokens is stored: all layers are recurrent and do not count them; "
+                "pass length= to insert_cache",
+                UserWarning,
+                stacklevel=2,
+            )
+        elif stored.detail:
             logger.warning("{} tokens are not stored as a whole: {}", len(ids), stored.detail)
         if self.max_size is None:
             return stored
@@ -197,18 +214,21 @@ class PromptCache:
         media: list[MediaSpan],
         prompt_cache: list[Any],
         cache_type: str,
+        length: int | None,
     ) -> tuple[Stored, bool]:
         """The store, and whether every layer can be cut anywhere."""
         spans = Spans.of(prompt_cache)
-        length = spans.held if spans and spans.out_of_step else None
-        whole = spans.held * spans.token_bytes if spans and spans.held <= len(ids) else 0
+        if spans and length is None and spans.out_of_step:
+            length = spans.held
+        held = spans.held if spans and length is None else length or 0
+        whole = held * spans.token_bytes if spans and held <= len(ids) else 0
         over = ""
         if spans and self.max_bytes is not None and whole > self.max_bytes:
             over = (
                 f"{format_size(whole)} are more than the limit of {format_size(self.max_bytes)}, "
                 "so only free room is taken"
             )
-            length = self._free_tokens(namespace, ids, media, spans.token_bytes)
+            length = min(held, self._free_tokens(namespace, ids, media, spans.token_bytes))
             if not length:
                 return Stored(0, 0, 0, "too_large", detail=over), True
         stored = self.cache.store(
