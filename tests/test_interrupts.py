@@ -70,6 +70,7 @@ CALLS: dict[str, Callable[[KVPrefixCache, PosKV, Any], object]] = {
     "take": lambda cache, *_: cache.fetch([*OLD, 1], take=True),
     "store": lambda cache, _, filled: cache.store(NEW, filled),
     "donate": lambda cache, _, filled: cache.store(NEW, filled, donate=True),
+    "store that joins": lambda cache, model, _: cache.store([*OTHER, 5], model.filled([*OTHER, 5])),
     "pin": lambda cache, *_: cache.pin(OLD).release(),
     "reserve": lambda cache, *_: cache.reserve(4000, protect=cache.peek([*OTHER, 1])),
     "evict": lambda cache, *_: cache.evict(1),

@@ -7,74 +7,96 @@ a token that is stored turn by turn is copied O(log tokens) times (the idea of l
 trees: O'Neil et al., 1996).
 
 It is worth doing, and never necessary: where there is no memory for it, the parts stay as they are
-until the next store.
+until the next store. Only for a segment in many parts, as branches at every token leave it, is anything
+evicted; so nobody can leave a prompt in pieces for good.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from loguru import logger
 
 from kvcache import arrays
 from kvcache.pressing import SUCCEEDED, Attempt
+from kvcache.results import Eviction
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvcache._core import Lease
+    from kvcache._core import Lease, Room
     from kvcache.fetching import Question
     from kvcache.segments import Part, Segment
     from kvcache.state import State
 
 
-def compact(state: State, asked: Question, length: int) -> None:
+# Parts of a segment from which room for the rewriting is made by eviction.
+_MANY: Final = 8
+
+
+def compact(state: State, asked: Question, length: int) -> Eviction:
     """Merges the parts of what is stored for the first ``length`` tokens of a key.
 
     O(nodes on the path), and what is copied. Ranks come here together or not at all, since a lease is
-    a use; what each of them rewrites is its own business.
+    a use; what each of them rewrites is its own business, and evicts nothing.
+
+    Returns:
+        What was evicted to make room.
     """
     with state.lock:
         index = state.opened()
         key, spans = asked.key.head(length), asked.within(length)
         acquired = index.acquire(key, asked.namespace, spans, length)
         parted = [number for number, _ in acquired.pieces if number in state.segments.parted]
+    evicted = Eviction()
     try:
         if acquired.lease is not None:
             for number in parted:
-                _rewrite(state, acquired.lease, number)
+                evicted += _compact_segment(state, acquired.lease, number)
     finally:
         state.contents.release(acquired.lease, asked.stamp)
+    return evicted
 
 
-def _rewrite(state: State, lease: Lease, number: int) -> None:
+def _compact_segment(state: State, lease: Lease, number: int) -> Eviction:
     with state.lock:
         state.opened()
         old = list(state.segments.segment(number))
     runs = merged_runs([_tokens(part) for part in old])
-    if len(runs) == len(old):
-        return
     changed = [run for run in runs if len(run) > 1]
+    if not changed:
+        return Eviction()
     nbytes = sum(arrays.nbytes(old[at]) for run in changed for at in run)
+    buffers = sum(len(old[run[0]]) for run in changed)
+    evicted = Eviction()
+    if len(old) > _MANY and not state.ranks.grouped:
+        evicted = state.cycle(lambda index: index.make_room(nbytes, buffers))
+    with state.lock:
+        room = state.opened().reserve_bytes(nbytes, buffers)
+    if room is not None:
+        try:
+            if not state.limits.over(nbytes):
+                _rewrite(state, lease, number, old, runs, room)
+        finally:
+            with state.lock:
+                if not state.closed:
+                    state.opened().unreserve_bytes(room)
+    return evicted
+
+
+def _rewrite(
+    state: State, lease: Lease, number: int, old: Segment, runs: Sequence[range], room: Room
+) -> None:
+    attempt = Attempt(lambda: _merge(old, runs))
+    if attempt.status != SUCCEEDED:
+        logger.warning("a segment stays in {} parts: {}", len(old), attempt.failure or "they cannot be joined")
+        return
     with state.lock:
         index = state.opened()
-        room = index.reserve_bytes(nbytes, sum(len(old[run[0]]) for run in changed))
-    if room is None:
-        return
-    try:
-        if state.limits.over(nbytes):
-            return
-        attempt = Attempt(lambda: _merge(old, runs))
-        if attempt.status != SUCCEEDED:
-            return
-        with state.lock:
-            index = state.opened()
-            index.unreserve_bytes(room)
-            state.segments.offer(number, attempt.result())
-            index.compacted(lease, number, len(runs))
-            state.contents.settle()
-    finally:
-        with state.lock:
-            if not state.closed:
-                state.opened().unreserve_bytes(room)
+        index.unreserve_bytes(room)
+        state.segments.offer(number, attempt.result())
+        index.compacted(lease, number, len(runs))
+        state.contents.settle()
 
 
 def _merge(old: Segment, runs: Sequence[range]) -> Segment:

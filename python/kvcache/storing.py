@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from kvcache import arrays
@@ -161,7 +162,8 @@ class Store:
         stored = self._store(reading)
         # Ranks decide by what all of them see: their nodes are joined alike, their parts may differ.
         if joins != segments.joins or (segments.parted and not grouped):
-            compact(self._state, self._asked, stored.length)
+            evicted = compact(self._state, self._asked, stored.length)
+            stored = replace(stored, evicted=stored.evicted + evicted)
         return stored
 
     def _store(self, reading: Reading) -> Stored:
