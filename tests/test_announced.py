@@ -35,7 +35,7 @@ def _fetch(cache: KVPrefixCache, model: PosKV, remaining: int, **options: Any) -
 
 def _store(cache: KVPrefixCache, model: PosKV, tokens: list[int], **options: Any) -> Prepared:
     layers = model.filled(tokens)
-    return lambda: cache.store(tokens, layers, **options)
+    return lambda: cache.store(tokens, layers, length=len(tokens), **options)
 
 
 CALLS: dict[str, Callable[[KVPrefixCache, PosKV], Prepared]] = {
@@ -53,11 +53,9 @@ CALLS: dict[str, Callable[[KVPrefixCache, PosKV], Prepared]] = {
 
 def _filled(model: PosKV, cache: KVPrefixCache) -> None:
     for first in range(20, 20 + OTHERS):
-        assert (
-            cache.store(prompt(LENGTH, first=first), model.filled(prompt(LENGTH, first=first))).reason
-            == "stored"
-        )
-    assert cache.store(BASE, model.filled(BASE)).reason == "stored"
+        tokens = prompt(LENGTH, first=first)
+        assert cache.store(tokens, model.filled(tokens), length=LENGTH).reason == "stored"
+    assert cache.store(BASE, model.filled(BASE), length=LENGTH).reason == "stored"
 
 
 def _rounding(model: PosKV) -> int:

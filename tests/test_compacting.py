@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcache import KVPrefixCache
-from kvcache.compacting import merged_runs
+from kvcache.compacting import fitting_runs, merged_runs
 from tests.support.faults import allocation_failure, assert_settled, failing
 from tests.support.layers import KV
 from tests.support.memory import active, charged
 from tests.support.models import MODELS, SPANS, prompt
 from tests.support.poskv import PosKV
 
-GRAIN = 64
+GRAIN = 100
 
 
 def _most_parts(cache: KVPrefixCache) -> int:
@@ -41,9 +41,20 @@ def test_each_run_is_more_than_twice_the_next(lengths: list[int]) -> None:
     assert all(one > 2 * other for one, other in pairwise(totals))
 
 
+@given(st.lists(st.tuples(st.integers(1, 300), st.integers(0, 50)), max_size=40), st.integers(0, 800))
+def test_what_fits_is_merged(parts: list[tuple[int, int]], free: int) -> None:
+    lengths, sizes = [length for length, _ in parts], [size for _, size in parts]
+    whole = merged_runs(lengths)
+    runs = fitting_runs(whole, sizes, free)
+    assert [at for run in runs for at in run] == list(range(len(parts)))
+    assert sum(sizes[at] for run in runs if len(run) > 1 for at in run) <= free
+    if free >= sum(sizes):
+        assert runs == whole
+
+
 @pytest.mark.parametrize("kind", SPANS)
 def test_branches_at_every_token_leave_nothing_behind(kind: str) -> None:
-    model, cache, tokens = MODELS[kind](), KVPrefixCache(segment_tokens=GRAIN, gc="auto"), prompt(150)
+    model, cache, tokens = MODELS[kind](), KVPrefixCache(segment_tokens=GRAIN, gc="auto"), prompt(250)
     cache.store(tokens, model.filled(tokens))
     buffers = cache.stats().buffers
     _branched(cache, model, tokens)
@@ -120,8 +131,9 @@ def test_an_operation_that_fails_leaves_the_parts_as_they_were(kind: str, error:
         assert stored.reason == "stored"
         model.check(cache.fetch([*longer, 1]).prompt_cache, longer)
         assert_settled(cache)
-        # The next store finishes it.
-        cache.store(longer, layers)
+        # The next store that adds to the block finishes it.
+        more = [*longer, *prompt(20, first=2)]
+        cache.store(more, model.filled(more))
         assert _most_parts(cache) == 1
     assert tried > 0
 

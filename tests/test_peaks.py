@@ -80,7 +80,7 @@ def test_take_peaks_at_one_context_and_one_layer(kind: str) -> None:
     assert reached <= charges(held(hit.prompt_cache)) + largest + smaller
     assert cache.nbytes == 0
     assert active() - base == charges(held(hit.prompt_cache))
-    cache.store(prompt(length), hit.prompt_cache, donate=True)
+    cache.store(prompt(length), hit.prompt_cache, length=length, donate=True)
     model.check(cache.fetch([*prompt(length), 1]).prompt_cache, prompt(length))
 
 

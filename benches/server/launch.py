@@ -1,7 +1,7 @@
 """One of the two servers, counted from inside: python launch.py stock|ours REPORT OPTIONS...
 
 Both are counted in the same place, the model's `__call__`; what the servers report about themselves
-plays no part. On SIGTERM the counts are written to REPORT.
+plays no part. On SIGUSR1 the counts are written to REPORT, and the process ends.
 """
 
 from __future__ import annotations
@@ -52,17 +52,13 @@ def main() -> None:
         os._exit(0)
 
     server.load = counting(server.load)
+    signal.signal(signal.SIGUSR1, write)
     if which == "stock":
-        signal.signal(signal.SIGTERM, write)
         sys.argv = ["mlx_lm.server", *options]
         server.main()
         return
     from kvcache.cli import main as kvcache
-    from kvcache.integrations.mlx_lm import serving
 
-    # `kvcache serve` has a way of its own to end in peace.
-    serving.signal = type("NoSignal", (), {"SIGTERM": signal.SIGTERM, "signal": lambda *_: None})
-    signal.signal(signal.SIGTERM, write)
     sys.exit(kvcache(["serve", *options]))
 
 

@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import socket
 import statistics
 import subprocess
@@ -118,7 +119,7 @@ def measure(path: str, which: str, model: Path, tokenizer: Any, workload: Worklo
             print(f"{NAMES[which]}, {path} path ...", file=sys.stderr, flush=True)
             result = run(port, tokenizer, workload, None if path == "batched" else 1)
         finally:
-            process.terminate()
+            process.send_signal(signal.SIGUSR1)
             process.wait(timeout=60)
         counts = json.loads(report.read_text())
     # Each generated token was run once, in both servers and on both paths.

@@ -6,20 +6,21 @@ merged so that each is more than twice as long as the next. So a segment has O(l
 a token that is stored turn by turn is copied O(log tokens) times (the idea of log-structured merge
 trees: O'Neil et al., 1996).
 
-It is worth doing, and never necessary: where there is no memory for it, the parts stay as they are
-until the next store. Only for a segment in many parts, as branches at every token leave it, is anything
+It is worth doing, and never necessary: where there is no room for all of it, as much is done as there
+is room for. Only for a segment in very many parts, as branches at every token leave it, is anything
 evicted; so nobody can leave a prompt in pieces for good.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from loguru import logger
 
 from kvcache import arrays
 from kvcache.pressing import SUCCEEDED, Attempt
 from kvcache.results import Eviction
+from kvcache.segments import MANY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,10 +29,6 @@ if TYPE_CHECKING:
     from kvcache.fetching import Question
     from kvcache.segments import Part, Segment
     from kvcache.state import State
-
-
-# Parts of a segment from which room for the rewriting is made by eviction.
-_MANY: Final = 8
 
 
 def compact(state: State, asked: Question, length: int) -> Eviction:
@@ -47,7 +44,7 @@ def compact(state: State, asked: Question, length: int) -> Eviction:
         index = state.opened()
         key, spans = asked.key.head(length), asked.within(length)
         acquired = index.acquire(key, asked.namespace, spans, length)
-        parted = [number for number, _ in acquired.pieces if number in state.segments.parted]
+        parted = [number for number, _ in acquired.pieces if len(state.segments.find(number)) > 1]
     evicted = Eviction()
     try:
         if acquired.lease is not None:
@@ -60,18 +57,22 @@ def compact(state: State, asked: Question, length: int) -> Eviction:
 
 def _compact_segment(state: State, lease: Lease, number: int) -> Eviction:
     with state.lock:
-        state.opened()
-        old = list(state.segments.segment(number))
+        free = state.opened().free_bytes
+        old = state.segments.find(number)
+    sizes = [arrays.nbytes(part) for part in old]
     runs = merged_runs([_tokens(part) for part in old])
-    changed = [run for run in runs if len(run) > 1]
-    if not changed:
-        return Eviction()
-    nbytes = sum(arrays.nbytes(old[at]) for run in changed for at in run)
-    buffers = sum(len(old[run[0]]) for run in changed)
     evicted = Eviction()
-    if len(old) > _MANY and not state.ranks.grouped:
-        evicted = state.cycle(lambda index: index.make_room(nbytes, buffers))
+    nbytes = _new_bytes(runs, sizes)
+    if nbytes > free:
+        if len(old) > MANY and not state.ranks.grouped:
+            evicted = state.cycle(lambda index: index.make_room(nbytes, 0))
+        else:
+            runs = fitting_runs(runs, sizes, free)
+            nbytes = _new_bytes(runs, sizes)
+    if not nbytes:
+        return evicted
     with state.lock:
+        buffers = sum(len(old[run[0]]) for run in runs if len(run) > 1)
         room = state.opened().reserve_bytes(nbytes, buffers)
     if room is not None:
         try:
@@ -84,12 +85,18 @@ def _compact_segment(state: State, lease: Lease, number: int) -> Eviction:
     return evicted
 
 
+def _new_bytes(runs: Sequence[range], sizes: Sequence[int]) -> int:
+    return sum(sizes[at] for run in runs if len(run) > 1 for at in run)
+
+
 def _rewrite(
     state: State, lease: Lease, number: int, old: Segment, runs: Sequence[range], room: Room
 ) -> None:
     attempt = Attempt(lambda: _merge(old, runs))
     if attempt.status != SUCCEEDED:
-        logger.warning("a segment stays in {} parts: {}", len(old), attempt.failure or "they cannot be joined")
+        logger.warning(
+            "a segment stays in {} parts: {}", len(old), attempt.failure or "they cannot be joined"
+        )
         return
     with state.lock:
         index = state.opened()
@@ -137,3 +144,18 @@ def merged_runs(lengths: Sequence[int]) -> list[range]:
         end = start
     runs.reverse()
     return runs
+
+
+def fitting_runs(runs: Sequence[range], sizes: Sequence[int], free: int) -> list[range]:
+    """The same runs, less what ``free`` bytes have no room for: the latest parts of each come first."""
+    kept: list[range] = []
+    for run in reversed(runs):
+        start = run.stop
+        while start > run.start and sizes[start - 1] <= free:
+            start -= 1
+            free -= sizes[start]
+        if start < run.stop:
+            kept.append(range(start, run.stop))
+        kept += [range(at, at + 1) for at in reversed(range(run.start, start))]
+    kept.reverse()
+    return kept

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import mlx.core as mx
 
@@ -22,6 +22,9 @@ Segment = list[Part]
 # The images of all window and state layers after one node's last token, in layer order.
 Checkpoint = list["Image"]
 
+# Parts of a segment from which every store on its path tries to make them fewer.
+MANY: Final = 64
+
 
 class SegmentStore:
     """Segments and checkpoints by id. Decides nothing; not thread-safe by itself."""
@@ -31,8 +34,8 @@ class SegmentStore:
         self._checkpoints: dict[int, Checkpoint] = {}
         # Parts that are to take the place of a segment's, once the index has agreed.
         self._rewritten: dict[int, Segment] = {}
-        # Segments of more than one part, and how many were ever made.
-        self.parted: set[int] = set()
+        # Segments in more than `MANY` parts, and how many were ever joined.
+        self.crowded: set[int] = set()
         self.joins = 0
 
     def put(self, segments: dict[int, Part], checkpoint: tuple[int, Checkpoint] | None) -> None:
@@ -43,12 +46,12 @@ class SegmentStore:
 
     def join(self, number: int, replaced: Sequence[int]) -> None:
         """Puts the parts of several segments under one new id. A second time does nothing."""
-        parts = [part for old in replaced for part in self._segments.pop(old, ())]
-        if parts:
-            self._segments[number] = parts
+        if number not in self._segments:
+            self._segments[number] = [part for old in replaced for part in self._segments[old]]
             self.joins += 1
-            self.parted.difference_update(replaced)
-            self.parted.add(number)
+        if len(self._segments[number]) > MANY:
+            self.crowded.add(number)
+        self.remove(replaced, ())
 
     def offer(self, number: int, parts: Segment) -> None:
         """Keeps rewritten parts of a segment until :meth:`rewrite`, or :meth:`withdraw`."""
@@ -60,8 +63,8 @@ class SegmentStore:
         if parts is None or number not in self._segments:
             return []
         old, self._segments[number] = self._segments[number], parts
-        if len(parts) == 1:
-            self.parted.discard(number)
+        if len(parts) <= MANY:
+            self.crowded.discard(number)
         return [array for part in old for array in part]
 
     def withdraw(self) -> None:
@@ -72,6 +75,10 @@ class SegmentStore:
         """The parts under an id, in the order of their tokens. The lists are the store's own."""
         return self._segments[number]
 
+    def find(self, number: int) -> Segment:
+        """As :meth:`segment`; nothing where the segment is gone or is one with another now."""
+        return list(self._segments.get(number, ()))
+
     def checkpoint(self, number: int) -> Checkpoint:
         """The images under an id."""
         return self._checkpoints[number]
@@ -79,7 +86,7 @@ class SegmentStore:
     def remove(self, segments: Sequence[int], checkpoints: Sequence[int]) -> list[Array]:
         """Hands out the arrays under these ids. Ids without arrays are passed over."""
         found = [array for number in segments for part in self._segments.pop(number, ()) for array in part]
-        self.parted.difference_update(segments)
+        self.crowded.difference_update(segments)
         found += [
             array
             for number in checkpoints
@@ -96,7 +103,7 @@ class SegmentStore:
         ]
         self._segments.clear()
         self._checkpoints.clear()
-        self.parted.clear()
+        self.crowded.clear()
         return found
 
     def abandon(self) -> None:

@@ -161,7 +161,7 @@ class Store:
         joins = segments.joins
         stored = self._store(reading)
         # Ranks decide by what all of them see: their nodes are joined alike, their parts may differ.
-        if joins != segments.joins or (segments.parted and not grouped):
+        if joins != segments.joins or (segments.crowded and not grouped):
             evicted = compact(self._state, self._asked, stored.length)
             stored = replace(stored, evicted=stored.evicted + evicted)
         return stored

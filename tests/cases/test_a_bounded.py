@@ -70,7 +70,7 @@ def _take(cache: KVPrefixCache, model: PosKV, tokens: list[int]) -> None:
 
 
 def _insert(served: PromptCache, model: PosKV, tokens: list[int]) -> None:
-    served.insert_cache("model", tokens, model.filled(tokens))
+    served.insert_cache("model", tokens, model.filled(tokens), length=len(tokens))
 
 
 WAYS: dict[str, tuple[Callable[..., Any], Callable[[Any, PosKV, list[int]], None]]] = {

@@ -394,7 +394,7 @@ def test_a_lack_of_memory_is_a_miss(model: PosKV, monkeypatch: pytest.MonkeyPatc
         ({"max_size": "3"}, TypeError, "max_size must be an int, found str"),
         ({"max_bytes": -1}, ConfigError, "max_bytes must be from 0 to"),
         ({"max_bytes": "8 gigs"}, ConfigError, "max_bytes must be a size like '4GB'"),
-        ({"gc": "never"}, ConfigError, "gc must be 'always' or 'auto'"),
+        ({"gc": "never"}, ConfigError, "gc must be 'auto', 'always' or 'full'"),
     ],
 )
 def test_bad_limits(options: dict[str, object], error: type[Exception], sentence: str) -> None:

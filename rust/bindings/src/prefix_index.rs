@@ -62,6 +62,28 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Size {
 /// The names of the eviction policies.
 pub(crate) const POLICIES: [&str; 1] = ["lru"];
 
+/// A namespace. One that has no bytes (a lone surrogate) is refused by a sentence.
+#[derive(Default)]
+pub(crate) struct Namespace(String);
+
+impl<'a, 'py> FromPyObject<'a, 'py> for Namespace {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        let Ok(text) = object.cast::<PyString>() else {
+            let found = tokens::type_name(&object);
+            return Err(PyTypeError::new_err(format!("namespace must be a str, found {found}")));
+        };
+        text.to_cow().map(|text| Self(text.into_owned())).or_else(|_| {
+            let shown = object.repr()?;
+            Err(ConfigError::new_err(format!(
+                "namespace must be a text without lone surrogates, found {}",
+                shown.to_string_lossy()
+            )))
+        })
+    }
+}
+
 /// A policy's name, checked. There is only one, so nothing is kept of it.
 pub(crate) struct Policy;
 
@@ -111,13 +133,16 @@ impl PrefixIndex {
     /// With `touch` it becomes the most recently used; otherwise nothing changes. O(len(tokens)); the
     /// number of stored prompts plays no part. Raises `TokenError` for an id outside 0..2³¹-1 anywhere
     /// in `tokens`, `TypeError` for tokens of another type.
-    #[pyo3(signature = (tokens, *, namespace = "", touch = true))]
-    fn match_prefix(&self, tokens: &Bound<'_, PyAny>, namespace: &str, touch: bool) -> PyResult<Match> {
+    #[pyo3(
+        signature = (tokens, *, namespace = Namespace::default(), touch = true),
+        text_signature = "($self, tokens, *, namespace='', touch=True)"
+    )]
+    fn match_prefix(&self, tokens: &Bound<'_, PyAny>, namespace: Namespace, touch: bool) -> PyResult<Match> {
         let tokens = tokens::read(tokens)?;
         let mut index = lock(&self.0)?;
         let length = tokens.keys().len();
         let found = tokens.with_query(&mut index, length, &[], false, |index, query| {
-            index.match_prefix(namespace, query, length, touch.then_some(0))
+            index.match_prefix(&namespace.0, query, length, touch.then_some(0))
         });
         found.map(Match::from)
     }
@@ -127,13 +152,13 @@ impl PrefixIndex {
     /// The longest prefix that fits the limits is kept: `length` tokens, of which `new_tokens` were not
     /// held before; `evicted` made room for them. O(len(tokens)). Raises as `match_prefix`.
     #[pyo3(
-        signature = (tokens, *, namespace = "", bytes_per_token = Size(1)),
+        signature = (tokens, *, namespace = Namespace::default(), bytes_per_token = Size(1)),
         text_signature = "($self, tokens, *, namespace='', bytes_per_token=1)"
     )]
     fn insert(
         &self,
         tokens: &Bound<'_, PyAny>,
-        namespace: &str,
+        namespace: Namespace,
         bytes_per_token: Size,
     ) -> PyResult<Inserted> {
         let py = tokens.py();
@@ -141,7 +166,7 @@ impl PrefixIndex {
         let tokens = tokens::read(tokens)?;
         let length = tokens.keys().len();
         let inserted = tokens.with_query(&mut *lock(&self.0)?, length, &[], true, |index, query| {
-            index.insert(namespace, query, bytes_per_token, 0)
+            index.insert(&namespace.0, query, bytes_per_token, 0)
         })?;
         Inserted::new(py, inserted)
     }
