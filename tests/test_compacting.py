@@ -84,7 +84,7 @@ def test_a_full_cache_makes_room_for_it() -> None:
 
 @pytest.mark.parametrize("kind", ["kv", "quantized", "arrays", "all"])
 def test_a_chat_that_grows_token_by_token_has_few_parts_and_copies_little(kind: str) -> None:
-    model, cache = MODELS[kind](), KVPrefixCache(segment_tokens=GRAIN, max_checkpoints=1, gc="auto")
+    model, cache = MODELS[kind](), KVPrefixCache(segment_tokens=16 * GRAIN, max_checkpoints=1, gc="auto")
     layers = model.make_cache()
     length = 2 * GRAIN
     for at in range(length):
@@ -97,7 +97,7 @@ def test_a_chat_that_grows_token_by_token_has_few_parts_and_copies_little(kind: 
 
 def _joining(model: PosKV) -> tuple[KVPrefixCache, list[int], list[int]]:
     """A cache, a prompt in it, and one that goes on in the same block of tokens."""
-    cache = KVPrefixCache(segment_tokens=GRAIN)
+    cache = KVPrefixCache(segment_tokens=16 * GRAIN)
     tokens = prompt(40)
     cache.store(tokens, model.filled(tokens))
     return cache, tokens, [*tokens, *prompt(20, first=1)]

@@ -18,6 +18,7 @@ class Node:
     bytes_per_token: int
     parent: Node | None
     children: list[Node] = field(default_factory=list)
+    ends: set[int] = field(default_factory=set)  # where stores ended, in tokens from the root
 
     def nbytes(self) -> int:
         return len(self.keys) * self.bytes_per_token
@@ -38,7 +39,6 @@ class Oracle:
         self.grain = grain
         self.roots: dict[str, Node] = {}
         self.order: list[Node] = []  # from the oldest to the most recently used
-        self.ends: set[tuple[str, tuple[int, ...]]] = set()
 
     def nbytes(self) -> int:
         return sum(node.nbytes() for node in self.order)
@@ -93,6 +93,7 @@ class Oracle:
         """(tokens held, tokens new). Only for what fits whole."""
         matched, node, inside = self.walk(namespace, tokens)
         if matched == len(tokens):
+            node.ends.add(matched)
             self.touch(node)
             self.join(node)
             return matched, 0
@@ -108,6 +109,8 @@ class Oracle:
             node.parent.children.remove(node)
             node.parent.children.append(upper)
             node.keys, node.parent = node.keys[inside:], upper
+            upper.ends = {end for end in node.ends if end <= matched}
+            node.ends -= upper.ends
             # The lease that covered the node ends: leaf first, both at the recent end.
             self.order.append(upper)
             for each in node.above():
@@ -119,17 +122,22 @@ class Oracle:
             leaf = Node(tokens[start:end], bytes_per_token, node)
             node.children.append(leaf)
             node = leaf
+        node.ends.add(len(tokens))
         self.touch(node)
         self.join(node)
         return len(tokens), len(tokens) - matched
 
     def join(self, node: Node) -> None:
-        """From here upwards, what lies in one block with nothing else between becomes one node."""
+        """From here upwards, what lies in one block with nothing else between becomes one node.
+
+        The end of a store is something, unless both are no more than crumbs.
+        """
         while (parent := node.parent) is not None:
             end = sum(len(each.keys) for each in node.above())
             start = sum(len(each.keys) for each in parent.above()) - len(parent.keys)
             if (
                 parent.parent is not None
+                and (start + len(parent.keys) not in parent.ends or end - start <= self.grain // 16)
                 and parent.children == [node]
                 and parent.bytes_per_token == node.bytes_per_token
                 and start // self.grain == (end - 1) // self.grain
@@ -137,6 +145,7 @@ class Oracle:
                 parent.parent.children.remove(parent)
                 parent.parent.children.append(node)
                 node.keys, node.parent = parent.keys + node.keys, parent.parent
+                node.ends |= parent.ends
                 self.order.remove(parent)
             else:
                 node = parent

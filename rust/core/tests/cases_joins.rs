@@ -11,6 +11,11 @@ fn grained() -> Engine {
     Engine::new(Limits { segment_tokens: 16, ..limits() })
 }
 
+/// With blocks so long that ends of stores keep no nodes of a few tokens apart.
+fn coarse() -> Engine {
+    Engine::new(Limits { segment_tokens: 256, ..limits() })
+}
+
 /// (nodes, arrays)
 fn figures(engine: &Engine) -> (u64, u64) {
     let trees = engine.index.stats().trees;
@@ -40,14 +45,15 @@ fn branches_at_every_token_leave_no_pieces() {
     assert_eq!(figures(&engine), (3, 3));
 }
 
-/// A chat that grows by a few tokens a turn, under any labels, is held in whole blocks.
+/// A chat that grows token by token is held in no smaller pieces than a sixteenth of a block, under any
+/// labels; one that grows by more keeps its turns apart, so that the last one can be evicted alone.
 #[test]
-fn small_steps_make_whole_blocks() {
-    let mut engine = grained();
+fn small_steps_make_no_crumbs() {
+    let mut engine = Engine::new(Limits { segment_tokens: 64, ..limits() });
     for end in 1..=100 {
         let label = (end % 3) as u16;
         engine.store(&Store { label, ..span("", &run(0, end)) });
-        assert_eq!(engine.index.stats().trees.nodes, u64::from(end.div_ceil(16)));
+        assert_eq!(engine.index.stats().trees.nodes, u64::from(end.div_ceil(4)));
         let each =
             |label: u32| (0..u64::from(end)).filter(|at| (at + 1) % 3 == u64::from(label)).count() as u64;
         let labels: Vec<u64> = engine.index.labels().iter().map(|label| label.nbytes).collect();
@@ -55,6 +61,11 @@ fn small_steps_make_whole_blocks() {
             assert_eq!(nbytes, each(label as u32), "label {label} after {end}");
         }
     }
+    let before = engine.index.stats().trees.ntokens;
+    engine.put(&run(0, 110));
+    engine.put(&run(0, 120));
+    engine.evict_units(1);
+    assert_eq!(engine.index.stats().trees.ntokens, before + 10);
     // Cut again, labels are still those of the tokens.
     engine.put(&run(0, 37).then(&run(1000, 1001)));
     engine.evict_units(3);
@@ -69,7 +80,7 @@ fn checkpoints_and_ends_of_leases_stay_apart() {
     engine.mark(&run(0, 9));
     assert_eq!(engine.index.stats().trees.nodes, 2);
 
-    let mut engine = grained();
+    let mut engine = coarse();
     engine.put(&run(0, 5));
     let (short, ..) = engine.pin(&run(0, 5));
     engine.put(&run(0, 9));
@@ -138,13 +149,13 @@ fn a_plan_below_a_node_that_was_joined_goes_through() {
     engine.evict_units(1);
     engine.put(&run(0, 9));
     assert!(engine.commit(&plan).0);
-    assert_eq!((engine.get(&run(0, 31)), figures(&engine).0), (30, 2));
+    assert_eq!((engine.get(&run(0, 31)), figures(&engine).0), (30, 3));
 }
 
 /// Only what a lease covers can be said to be rewritten, and into no more parts than it has.
 #[test]
 fn compaction_is_refused_where_it_does_not_fit() {
-    let mut engine = grained();
+    let mut engine = coarse();
     engine.put(&run(0, 5));
     let (first, ..) = engine.pin(&run(0, 5));
     engine.release(first.unwrap());

@@ -9,6 +9,9 @@ use crate::ledger::Amount;
 use crate::radix::edit::{Trees, segment_amount};
 use crate::radix::node::{End, Run};
 
+/// A node is not kept apart for the end of a store while it is shorter than this part of a block.
+const CRUMB: usize = 16;
+
 /// Segments that became one, in the order of their tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Joined {
@@ -26,9 +29,10 @@ impl Trees {
         let mut at = bottom;
         while !self.arena[at].is_root() {
             let mut run = vec![at];
-            let mut top = at;
-            while self.joins_parent(top, grain) {
+            let (mut top, mut tokens) = (at, self.arena[at].len());
+            while self.joins_parent(top, tokens, grain) {
                 top = self.arena[top].parent;
+                tokens += self.arena[top].len();
                 run.push(top);
             }
             if top != at {
@@ -40,9 +44,11 @@ impl Trees {
         joined
     }
 
-    /// Whether a node and its parent can be one: nothing else hangs on the parent, no lease and no
-    /// checkpoint ends there, and both lie in one block of `grain` tokens.
-    fn joins_parent(&self, id: NodeId, grain: usize) -> bool {
+    /// Whether a node, joined with those below it to `tokens` tokens, and its parent can be one: nothing
+    /// else hangs on the parent, no lease and no checkpoint ends there, and both lie in one block of
+    /// `grain` tokens. Where a store ended between them they stay apart, so that eviction can take the
+    /// later turn alone, unless they are so small that this would leave a prompt in crumbs.
+    fn joins_parent(&self, id: NodeId, tokens: usize, grain: usize) -> bool {
         let node = &self.arena[id];
         let parent = &self.arena[node.parent];
         !parent.is_root()
@@ -51,6 +57,8 @@ impl Trees {
             && parent.leases == node.leases
             && (parent.bytes_per_token, parent.buffers) == (node.bytes_per_token, node.buffers)
             && parent.start() / grain == (node.end as usize - 1) / grain
+            && (parent.len() + tokens <= grain / CRUMB
+                || !parent.ends().iter().any(|end| end.at as usize == parent.len()))
     }
 
     /// Makes one node of `run`, from the top down. It keeps the lowest one's id, children, checkpoint

@@ -38,13 +38,19 @@ impl Oracle {
             self.leases.iter().filter(covers).count()
         };
         let block = |at: usize| at / self.limits.segment_tokens;
-        tree.segments.iter().filter(|lower| path.starts_with(&lower.path)).find_map(|lower| {
+        let mut lowest_first: Vec<&Segment> =
+            tree.segments.iter().filter(|lower| path.starts_with(&lower.path)).collect();
+        lowest_first.sort_by_key(|lower| std::cmp::Reverse(lower.path.len()));
+        lowest_first.into_iter().find_map(|lower| {
             let upper = tree.segments.iter().find(|one| one.path == lower.path[..lower.start])?;
+            let crumbs = lower.path.len() - upper.start <= self.limits.segment_tokens / 16;
+            let ended = tree.ends.iter().any(|(path, _)| *path == upper.path);
             let fits = below(tree, upper) == 1
                 && tree.checkpoint(&upper.path).is_none()
                 && leases(upper) == leases(lower)
                 && (upper.bytes_per_token, upper.buffers) == (lower.bytes_per_token, lower.buffers)
-                && block(upper.start) == block(lower.path.len() - 1);
+                && block(upper.start) == block(lower.path.len() - 1)
+                && (crumbs || !ended);
             fits.then(|| (upper.path.clone(), lower.path.clone()))
         })
     }
