@@ -41,7 +41,7 @@ def test_pieces_become_whole_once_the_branches_are_gone(
     cache.store(tokens, model.filled(tokens), length=TOKENS)
     arrays = cache.stats().buffers
     for at in range(1, TOKENS):
-        branch = [*tokens[:at], 5]
+        branch = [*tokens[:at], 9_999]
         cache.store(branch, model.filled(branch), length=None if kind in SPANS else len(branch))
     assert cache.stats().nodes > TOKENS
     with cache.pin(tokens):
@@ -61,7 +61,8 @@ def test_pieces_become_whole_once_the_branches_are_gone(
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("at", [3, 16, 20, 32, 36])
 def test_a_joined_node_is_cut_again(kind: str, at: int) -> None:
-    model, cache = MODELS[kind](), KVPrefixCache(segment_tokens=GRAIN)
+    # Blocks so long that the ends of stores keep no less than `GRAIN` tokens apart.
+    model, cache = MODELS[kind](), KVPrefixCache(segment_tokens=16 * GRAIN)
     tokens = prompt(TOKENS)
 
     def store(key: list[int], label: str = "") -> str:

@@ -11,7 +11,7 @@ import pytest
 from kvcache import ConfigError, KVPrefixCache
 from tests.support.inside import stored_arrays
 from tests.support.layers import KV
-from tests.support.memory import footprint
+from tests.support.memory import charged, footprint
 from tests.support.models import prompt
 from tests.support.poskv import PosKV
 
@@ -58,10 +58,10 @@ def _filled(policy: Any) -> KVPrefixCache:
 
 def _evict(cache: KVPrefixCache) -> int:
     """Evicts everything. Returns the bytes that did not come back."""
-    before = footprint()
+    before, charges = footprint(), charged(cache)
     eviction = cache.evict(10**9)
     assert eviction.freed == before - footprint()
-    return eviction.nbytes - eviction.freed
+    return charges - eviction.freed
 
 
 @pytest.mark.parametrize(("policy", "looked_at"), [("auto", []), ("always", [0]), ("full", [2])])

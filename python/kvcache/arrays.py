@@ -86,6 +86,15 @@ def evaluate(arrays: Iterable[Array]) -> None:
         ) from error
 
 
+def clear_pool() -> None:
+    """Gives MLX's pool back, with what kernels have read by now.
+
+    A GPU lets go of that a moment after the result is there.
+    """
+    mx.synchronize()
+    mx.clear_cache()
+
+
 def nbytes(arrays: Iterable[Array]) -> int:
     """Sum of the arrays' bytes."""
     return sum(array.nbytes for array in arrays)

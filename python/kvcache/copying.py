@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import mlx.core as mx
-
 from kvcache import arrays
 from kvcache.layers.base import Image, SpanAdapter
 from kvcache.layers.layout import ImageLeaf
@@ -93,7 +91,7 @@ def join(
                 for piece in pieces:
                     if piece.owned:
                         piece.segment[spans_at - len(leaf.arrays) : spans_at] = [None] * len(leaf.arrays)
-            mx.clear_cache()
+            arrays.clear_pool()
     arrays.evaluate(made)
     return layout.group(caches)
 
@@ -144,7 +142,7 @@ def cut(
             arrays.evaluate(made)
             made.clear()
             adapter.clear(cache)
-            mx.clear_cache()
+            arrays.clear_pool()
     arrays.evaluate(made)
     checkpoint = None if planned.checkpoint is None else (planned.checkpoint, stored)
     return Copies(segments, checkpoint)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 import mlx.core as mx
 from loguru import logger
 
-from kvcache.arrays import is_allocation_failure
+from kvcache.arrays import clear_pool, is_allocation_failure
 from kvcache.results import Eviction
 from kvcache.sizes import format_size
 
@@ -126,6 +126,6 @@ class Relief:
         limits = self._state.limits
         measured = limits.over(self._need), limits.pressed()
         if max(measured) > 0 and self._before is None and mx.get_cache_memory():
-            mx.clear_cache()
+            clear_pool()
             measured = limits.over(self._need), limits.pressed()
         return measured

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import mlx.core as mx
-
 from kvcache import arrays
 from kvcache.errors import InternalError
 
@@ -109,7 +107,7 @@ class SegmentStore:
     def abandon(self) -> None:
         """The cache was collected: its arrays go, and their memory comes back."""
         self.remove_all()
-        mx.clear_cache()
+        arrays.clear_pool()
 
     def totals(self) -> tuple[int, int, int]:
         """(bytes, arrays, segments) that are really held. O(arrays)."""

@@ -11,9 +11,9 @@ from collections import deque
 from numbers import Real
 from typing import TYPE_CHECKING, Final, TypeVar
 
-import mlx.core as mx
 from loguru import logger
 
+from kvcache.arrays import clear_pool
 from kvcache.contents import Contents
 from kvcache.errors import AllocationError, BusyError, ConfigError, RankError
 from kvcache.layers.base import Refusal
@@ -247,7 +247,7 @@ class State:
         evicted = self.evict(lambda _: (short, 0))
         if again:
             if attempt.status != SUCCEEDED:
-                mx.clear_cache()
+                clear_pool()
                 attempt = Attempt(action)
             if self._outcome(attempt, what) == SUCCEEDED:
                 return attempt.result(), evicted

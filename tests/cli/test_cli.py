@@ -175,5 +175,7 @@ def _check(report: dict[str, object]) -> None:
     eviction = report["eviction"]
     assert set(eviction) == {"evicted_bytes", "freed_bytes", "retained_bytes", "reclaim_ms"}
     assert eviction["evicted_bytes"] > 0
-    assert eviction["freed_bytes"] == eviction["evicted_bytes"]
+    from tests.support.memory import spill
+
+    assert 0 <= eviction["freed_bytes"] - eviction["evicted_bytes"] <= spill(1000)
     assert eviction["retained_bytes"] == 0

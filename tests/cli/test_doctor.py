@@ -41,6 +41,7 @@ def test_buffers_follow_the_resource_limit(
 
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="BLAS matters to MLX's CPU wheel on Linux only")
+@pytest.mark.skipif(mx.default_device().type != mx.DeviceType.cpu, reason="about the CPU")
 def test_blas_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json"]) == 0
     blas = json.loads(capsys.readouterr().out)["BLAS"]

@@ -65,7 +65,9 @@ def _require_right(model: Any, prompt_cache: PromptCache, stored: list[list[int]
         assert len(rest) == 1
         warm = model(mx.array([rest]), cache=layers)[0, -1]
         cold = model(mx.array([longer]), cache=make_prompt_cache(model))[0, -1]
-        assert mx.abs(warm - cold).max().item() < 1e-3 * mx.abs(cold).max().item()
+        # A GPU multiplies with fewer bits, and in another order for another number of rows.
+        near = 1e-3 if mx.default_device().type == mx.DeviceType.cpu else 1e-2
+        assert mx.abs(warm - cold).max().item() < near * mx.abs(cold).max().item()
 
 
 @pytest.mark.parametrize("architecture", IGNORANT + AWARE + STATELESS)

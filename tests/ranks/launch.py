@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from contextlib import suppress
@@ -43,7 +44,8 @@ def launch(
     """
     worker = str(Path(__file__).with_name("worker.py"))
     arguments = [worker, scenario, str(out), json.dumps(options or {}), str(seconds)]
-    environment = {"PYTHONPATH": str(ROOT), "KVCACHE_CHECK_RANKS": str(int(check))}
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {"PYTHONPATH": path, "KVCACHE_CHECK_RANKS": str(int(check))}
     if by_mlx:
         _mlx_launch(arguments, ranks, out, seconds + 20, environment)
     else:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import mlx.core as mx
 from loguru import logger
 
+from kvcache.arrays import clear_pool
 from kvcache.errors import ConfigError
 from kvcache.results import Eviction
 from kvcache.sizes import format_size
@@ -78,7 +79,7 @@ class Reclaim:
         dropped_at = perf_counter()
         generations = self._collect(missing)
         collected_at = perf_counter()
-        mx.clear_cache()
+        clear_pool()
         cleared_at = perf_counter()
         freed = before - footprint()
         logger.info(
