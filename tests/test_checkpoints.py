@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from kvcache import KVPrefixCache
+from kvcache import ConfigError, KVPrefixCache
 from tests.support.engine import STEP, generate, request
 from tests.support.faults import allocation_failure, assert_settled, failing
 from tests.support.layers import KV, Arrays, Rotating
@@ -191,3 +191,32 @@ def test_a_longer_conversation_beside_it_does_not_hide_a_window() -> None:
     hit = cache.fetch([1, 2, 5, 0, 0])
     assert hit.length == 2
     model.check(hit.prompt_cache, [1, 2])
+
+
+@pytest.mark.parametrize("most", [2, 3, 8])
+@pytest.mark.parametrize("kind", ["arrays", "rotating-keep", "state-only"])
+def test_the_checkpoint_at_the_prompt_s_end_outlives_those_of_the_answer(kind: str, most: int) -> None:
+    """An engine that stores in the middle of its answers says where the prompt ended."""
+    model, cache = MODELS[kind](), KVPrefixCache(max_checkpoints=most, gc="auto")
+    key, layers = prompt(100), model.make_cache()
+    for start in range(0, 100, 10):
+        model.append(layers, key[start : start + 10])
+        cache.store(key[: start + 10], layers, length=start + 10, prompt_length=100)
+    for turn in range(8):
+        answer = prompt(7, first=turn + 1)
+        model.append(layers, answer)
+        key = [*key, *answer]
+        cache.store(key, layers, length=len(key), prompt_length=100)
+    assert cache.peek([*prompt(100), 9]).length == 100
+    assert cache.peek([*key, 9]).length == len(key)
+    assert cache.stats().checkpoints <= most
+    cache.validate()
+
+
+@pytest.mark.parametrize("wrong", [-1, 2.5, "3", True])
+def test_a_prompt_length_that_is_none_is_refused(wrong: object) -> None:
+    model, cache = MODELS["arrays"](), KVPrefixCache()
+    with pytest.raises((TypeError, ConfigError), match="prompt_length must be"):
+        cache.store(prompt(5), model.filled(prompt(5)), prompt_length=wrong)  # type: ignore[arg-type]
+    assert cache.nbytes == 0
+    cache.validate()

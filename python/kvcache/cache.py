@@ -152,6 +152,7 @@ class KVPrefixCache:
         namespace: str = "",
         media: Iterable[MediaSpan] = (),
         length: int | None = None,
+        prompt_length: int | None = None,
         label: str = "",
         donate: bool = False,
     ) -> Stored:
@@ -166,6 +167,9 @@ class KVPrefixCache:
             length: Store this many tokens only; for caches whose layers can all be cut there. Of
                 a model whose layers count nothing (Mamba, RWKV) it says how many were run, and is
                 required: without it such a store is refused with ``unknown_length``.
+            prompt_length: Where the prompt ends in these tokens and the answer begins: of a model that is
+                usable at checkpoints only, the checkpoint at the prompt's end then stays as long as the
+                newest one, so that regenerating an answer finds it. None: the one before the newest does.
             label: A kind of store, counted by itself in the statistics; a cache takes 1,024 of them.
             donate: Move the layers in one by one: the caller's cache is empty afterwards, unless
                 the store was refused. What fails half-way has lost that one entry.
@@ -181,17 +185,20 @@ class KVPrefixCache:
                 stored before is still there, less what was evicted.
         """
         ask = partial(question, tokens, namespace, media, self._state.stamp)
-        return self._store(ask, prompt_cache, length, label, donate)
+        return self._store(ask, prompt_cache, length, prompt_length, label, donate)
 
     def _store(
         self,
         ask: Callable[[], Question],
         prompt_cache: Any,
         length: int | None,
+        prompt_length: int | None,
         label: str,
         donate: bool,
     ) -> Stored:
         def checked() -> Question:
+            if prompt_length is not None:
+                _whole("prompt_length", prompt_length)
             if length is not None:
                 _whole("length", length)
             if not isinstance(label, str):
@@ -199,7 +206,7 @@ class KVPrefixCache:
             return ask()
 
         with self._state.call("store"):
-            return Store(self._state, checked, label, donate).run(prompt_cache, length)
+            return Store(self._state, checked, label, donate, prompt_length).run(prompt_cache, length)
 
     def session(
         self,

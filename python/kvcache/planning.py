@@ -66,7 +66,7 @@ class Step:
     evicted: Eviction
 
 
-def plan(state: State, asked: Question, reading: Reading, label: str) -> Step:
+def plan(state: State, asked: Question, reading: Reading, label: str, prompt_length: int | None) -> Step:
     """Plans a store and reclaims what made room for it. The plan is open until commit or abort."""
     nbytes, buffers, _ = image_figures(reading.prompt.images())
 
@@ -88,6 +88,7 @@ def plan(state: State, asked: Question, reading: Reading, label: str) -> Step:
             checkpoint=(nbytes, buffers, reading.trimmable) if reading.checkpointed else None,
             label=state.label_id(label),
             stamp=stamp,
+            prompt_length=prompt_length,
         )
 
     if state.ranks.grouped:

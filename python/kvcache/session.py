@@ -296,7 +296,7 @@ class Session:
         except Refusal:
             pass
         try:
-            return self._cache._store(ask, self.prompt_cache, length, "", donate=False)
+            return self._cache._store(ask, self.prompt_cache, length, len(self._key), "", donate=False)
         except AllocationError as error:
             logger.warning("a session could not store {} tokens: {}", len(key), error)
             return Stored(0, 0, 0, "too_large", error.evicted, str(error))

@@ -52,13 +52,22 @@ class Store:
         ask: Reads and checks the key and what goes with it.
         label: Counted by label.
         donate: The caller's layers are let go of one by one.
+        prompt_length: Where the prompt ends in the key, if the caller says so.
     """
 
-    def __init__(self, state: State, ask: Callable[[], Question], label: str, donate: bool) -> None:
+    def __init__(
+        self,
+        state: State,
+        ask: Callable[[], Question],
+        label: str,
+        donate: bool,
+        prompt_length: int | None,
+    ) -> None:
         self._state = state
         self._ask = ask
         self._label = label
         self._donate = donate
+        self._prompt_length = prompt_length
         self._evicted = Eviction()
 
     def run(self, prompt_cache: Any, length: int | None) -> Stored:
@@ -169,7 +178,7 @@ class Store:
     def _store(self, reading: Reading) -> Stored:
         """Plans and copies until a commit finds the tree as the plan saw it."""
         while True:
-            step = plan(self._state, self._asked, reading, self._label)
+            step = plan(self._state, self._asked, reading, self._label, self._prompt_length)
             self._evicted += step.evicted
             if step.outcome != "ready" or step.planned is None:
                 return self._without_copy(step.outcome, reading)
