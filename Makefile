@@ -21,7 +21,7 @@ PRELOAD  := $(if $(OPENBLAS),LD_PRELOAD=$(OPENBLAS),)
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name 'Cargo.toml') Cargo.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-rust test-python test-charged test-parallel test-stress test-oldest test-wheel test-freethreaded lint format docs lock bench bench-memory bench-hit-rates bench-peers bench-segments bench-server bench-stops bench-ranks profile wheel clean openblas
+.PHONY: help build demo test test-rust test-python test-charged test-parallel test-stress fuzz test-oldest test-wheel test-freethreaded lint format docs lock bench bench-memory bench-hit-rates bench-peers bench-segments bench-server bench-stops bench-ranks profile wheel clean openblas
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +71,9 @@ test-parallel: build  ## each test by four threads at once, where several can ru
 
 test-stress: build  ## eight threads, 10,000 random operations each, on one cache and on one index
 	KVCACHE_STRESS_OPERATIONS=10000 $(PRELOAD) $(BIN)/python -m pytest tests/test_stress.py tests/test_stress_index.py $(PYTEST_ARGS)
+
+fuzz: build  ## 100,000 random operations in random worlds, disturbed on purpose; SEED=n begins elsewhere
+	$(PRELOAD) $(BIN)/python -m tests.fuzz --seed $(or $(SEED),0) --operations 100000 --keep-going
 
 $(OLDEST)/.created: requirements/oldest.txt
 	$(PYTHON) -m venv $(OLDEST)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from itertools import count, pairwise
 from math import log2
 
@@ -129,6 +130,10 @@ def test_an_operation_that_fails_leaves_the_parts_as_they_were(kind: str, error:
             break
         tried += 1
         assert stored.reason == "stored"
+        # Neither the error nor its frames keep arrays that a collection would have to find.
+        held = active()
+        gc.collect()
+        assert active() == held
         model.check(cache.fetch([*longer, 1]).prompt_cache, longer)
         assert_settled(cache)
         # The next store that adds to the block finishes it.

@@ -94,9 +94,7 @@ def _rewrite(
 ) -> None:
     attempt = Attempt(lambda: _merge(old, runs))
     if attempt.status != SUCCEEDED:
-        logger.warning(
-            "a segment stays in {} parts: {}", len(old), attempt.failure or "they cannot be joined"
-        )
+        logger.warning("a segment stays in {} parts: {}", len(old), attempt.forget())
         return
     with state.lock:
         index = state.opened()

@@ -52,6 +52,15 @@ class Attempt(Generic[T]):
         """What the work returned, where it succeeded."""
         return self._result[0]
 
+    def forget(self) -> str:
+        """Lets go of what the work raised, and says what it was."""
+        error, self._error = self._error, None
+        if error is None:
+            return self.failure
+        # The error's frames hold this object, which would be a cycle around arrays.
+        traceback.clear_frames(error.__traceback__)
+        return f"{type(error).__name__}: {error}"
+
     def reraise(self) -> None:
         """Raises what the work raised, if it failed."""
         if self._error is not None:

@@ -1,0 +1,147 @@
+"""The harness finds what is broken on purpose: each fault within a few hundred operations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kvcache import arrays, compacting, contents, copying, fetching, results, segments, state, storing
+from kvcache.stats import Counters
+from tests.fuzz.runner import WorldFailure, run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Worlds before the harness has to have seen it.
+OPERATIONS = 1500
+
+Patch = pytest.MonkeyPatch
+
+
+def _join_loses_a_part(patch: Patch) -> None:
+    join = segments.SegmentStore.join
+
+    def lossy(self: Any, number: int, replaced: Any) -> None:
+        join(self, number, replaced)
+        self._segments[number] = self._segments[number][:-1] or self._segments[number]
+
+    patch.setattr(segments.SegmentStore, "join", lossy)
+
+
+def _join_turns_parts_round(patch: Patch) -> None:
+    join = segments.SegmentStore.join
+
+    def turned(self: Any, number: int, replaced: Any) -> None:
+        join(self, number, replaced)
+        self._segments[number].reverse()
+
+    patch.setattr(segments.SegmentStore, "join", turned)
+
+
+def _compaction_turns_parts_round(patch: Patch) -> None:
+    merge = compacting._merge
+    patch.setattr(compacting, "_merge", lambda old, runs: merge(list(reversed(old)), runs))
+
+
+def _nothing_is_settled(patch: Patch) -> None:
+    patch.setattr(contents.Contents, "settle", lambda self: self.index.settled() or [])
+
+
+def _stored_arrays_are_handed_out(patch: Patch) -> None:
+    join = arrays.join
+
+    def shared(pieces: Any, capacity: int) -> Any:
+        array, tokens = pieces[0]
+        if len(pieces) == 1 and tokens == array.shape[-2] == capacity:
+            return array
+        return join(pieces, capacity)
+
+    patch.setattr(arrays, "join", shared)
+    patch.setattr(arrays, "detach", lambda array: array)
+
+
+def _a_cut_starts_too_late(patch: Patch) -> None:
+    cut = arrays.cut
+    patch.setattr(
+        arrays, "cut", lambda array, start, end: cut(array, min(start + 1, end - 1) if start else 0, end)
+    )
+
+
+def _counters_are_off(patch: Patch) -> None:
+    fetched = Counters.fetched
+    patch.setattr(
+        Counters, "fetched", lambda self, name, hit, tokens: fetched(self, name, hit, tokens + (tokens > 3))
+    )
+
+
+def _evictions_are_not_reported(patch: Patch) -> None:
+    finish = state.State.finish
+    patch.setattr(
+        state.State, "finish", lambda self, dropped, held: replace(finish(self, dropped, held), nbytes=0)
+    )
+
+
+def _a_lease_stays(patch: Patch) -> None:
+    kept: list[Any] = []
+    patch.setattr(contents.Contents, "release", lambda _self, lease, _stamp: kept.append(lease))
+
+
+def _a_hit_has_one_token_too_many(patch: Patch) -> None:
+    hit_of = fetching.hit_of
+    patch.setattr(
+        fetching,
+        "hit_of",
+        lambda found, asked, cache: replace(
+            hit := hit_of(found, asked, cache), length=hit.length + (hit.length > 2)
+        ),
+    )
+
+
+def _media_play_no_part(patch: Patch) -> None:
+    for module in (fetching, results):
+        patch.setattr(module, "media_keys", lambda _: [])
+
+
+def _images_are_of_zeros(patch: Patch) -> None:
+    restore = copying._restore
+
+    def wrong(image: Any, length: int | None, made: list[Any]) -> Any:
+        zeros = [array * 0 for array in image.arrays]
+        return restore(replace(image, arrays=zeros), length, made)
+
+    patch.setattr(copying, "_restore", wrong)
+
+
+def _a_plan_stays_open(patch: Patch) -> None:
+    kept: list[Any] = []
+    patch.setattr(state.State, "abort", lambda _self, plan: kept.append(plan) or results.Eviction())
+
+
+def _what_is_donated_is_kept(patch: Patch) -> None:
+    cut = storing.cut
+    patch.setattr(
+        storing, "cut", lambda planned, prompt, images, halved, _: cut(planned, prompt, images, halved, False)
+    )
+
+
+def _everything_is_evicted(patch: Patch) -> None:
+    evict = state.State.evict
+    patch.setattr(
+        state.State, "evict", lambda self, need: evict(self, lambda index: (need(index)[0] and 10**12, 0))
+    )
+
+
+FAULTS: dict[str, Callable[[Patch], None]] = {
+    name[1:]: value
+    for name, value in list(globals().items())
+    if name.startswith("_") and not name.startswith("__") and callable(value)
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    FAULTS[name](monkeypatch)
+    with pytest.raises(WorldFailure):
+        run(seed=1, operations=OPERATIONS)
