@@ -263,3 +263,28 @@ def test_hybrids_too() -> None:
         cache.validate()
 
     guarded(scene)
+
+
+def test_the_prompt_cache_of_servers_too() -> None:
+    """It has bookkeeping of its own around the cache: a finalizer may come in the middle of that as well."""
+    from kvcache.integrations.mlx_lm import PromptCache
+
+    def scene() -> None:
+        served = PromptCache(max_size=4)
+        add, nested = served._ends.add, []
+
+        def interrupted(*arguments: Any) -> Any:
+            served._ends.add = add
+            nested.append(served.insert_cache("model", OLD, MODEL.filled(OLD)).reason)
+            return add(*arguments)
+
+        served._ends.add = interrupted
+        assert served.insert_cache("model", NEW, MODEL.filled(NEW)).reason == "stored"
+        assert nested == ["stored"]
+        for tokens in (OLD, NEW):
+            layers, rest = served.fetch_nearest_cache("model", [*tokens, 1])
+            MODEL.check(layers, tokens)
+            assert list(rest) == [1]
+        served.cache.validate()
+
+    guarded(scene)

@@ -8,7 +8,6 @@ of ``memcmp``, plus one pass over what is shared.
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+
+from kvcache._core import SectionLock
 
 if TYPE_CHECKING:
     from kvcache.integrations.exo.request import Request
@@ -53,7 +54,7 @@ class Handles:
         self._sorted: list[tuple[bytes, int]] = []
         self._bytes = 0
         self._next = 0
-        self._lock = threading.Lock()
+        self._lock = SectionLock()
 
     def match(self, request: Request, length: int) -> tuple[int, Entry, int]:
         """The handle whose prompt shares most with ``request``, of which ``length`` tokens are reused.

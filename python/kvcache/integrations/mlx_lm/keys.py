@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from array import array
 from collections import Counter, OrderedDict
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from kvcache.results import MediaSpan
@@ -21,8 +21,9 @@ class Namespaces:
     """One namespace for each model, whatever it prints as: equal models share one, others never do."""
 
     def __init__(self) -> None:
+        # No lock, which a finalizer could find held by its own thread: each step is one of the dict's.
         self._names: dict[Hashable, str] = {}
-        self._lock = threading.Lock()
+        self._numbers = count()
 
     def of(self, model: Hashable) -> str:
         """The model's namespace.
@@ -34,14 +35,13 @@ class Namespaces:
             hash(model)
         except TypeError as error:
             raise TypeError(f"model must be hashable, found {type(model).__name__}") from error
-        with self._lock:
-            # The number alone keeps them apart; the text, which may hold anything, is for people.
-            return self._names.setdefault(model, f"{len(self._names)}: {model!a}")
+        # The number alone keeps them apart; the text, which may hold anything, is for people.
+        known = self._names.get(model)
+        return known or self._names.setdefault(model, f"{next(self._numbers)}: {model!a}")
 
     def items(self) -> list[tuple[Hashable, str]]:
         """All models seen so far with their namespaces."""
-        with self._lock:
-            return list(self._names.items())
+        return list(self._names.copy().items())
 
 
 def plain(tokens: Any) -> Sequence[int]:
