@@ -170,7 +170,8 @@ PUBLIC = {
 METHODS = {
     "fetch": "tokens=..., *, namespace='', media=(), take=False",
     "peek": "tokens=..., *, namespace='', media=()",
-    "store": "tokens=..., prompt_cache=..., *, namespace='', media=(), length=None, label='', donate=False",
+    "store": "tokens=..., prompt_cache=..., *, namespace='', media=(), length=None, prompt_length=None, "
+    "label='', donate=False",
     "session": "tokens=..., *, model=None, draft_model=None, namespace='', media=(), take=False, "
     "prefill_step_size=2048, max_kv_size=None, kv_bits=None, kv_group_size=64, quantized_kv_start=5000",
     "reserve": "nbytes=..., *, protect=None",
