@@ -1,6 +1,6 @@
 //! `SectionLock`: mutual exclusion between threads that knows its own thread.
 //!
-//! CPython may run a finalizer, a generator's close or a signal handler between any two bytecodes, also
+//! `CPython` may run a finalizer, a generator's close or a signal handler between any two bytecodes, also
 //! of a block that holds a lock. One that called into the cache would wait for its own thread for ever.
 //! This lock is entered and left by native code alone, so it always knows who holds it, and refuses to
 //! be entered twice instead of waiting.
