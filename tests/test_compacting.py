@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcache import KVPrefixCache
-from kvcache.compacting import fitting_runs, merged_runs
+from kvcache.operations.compact import fitting_runs, merged_runs
 from tests.support.faults import allocation_failure, assert_settled, failing
 from tests.support.layers import KV
 from tests.support.memory import active, charged

@@ -70,7 +70,7 @@ cases = pytest.mark.parametrize("name", CASES)
 @pytest.fixture(autouse=True)
 def no_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes after a store, and its failures are no failures of the store: see test_compacting."""
-    monkeypatch.setattr("kvcache.storing.compact", lambda *_: Eviction())
+    monkeypatch.setattr("kvcache.operations.store.compact", lambda *_: Eviction())
 
 
 def _cache(model: PosKV, **options: Any) -> KVPrefixCache:

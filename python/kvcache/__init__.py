@@ -34,7 +34,7 @@ from kvcache.stats import Stats
 if TYPE_CHECKING:
     from kvcache import layers
     from kvcache.cache import KVPrefixCache
-    from kvcache.pin import Pin
+    from kvcache.operations.pin import Pin
     from kvcache.session import Session
 
 __all__ = [
@@ -64,7 +64,7 @@ __all__ = [
 ]
 
 # What needs mlx is imported at its first use.
-_LAZY = {"KVPrefixCache": "kvcache.cache", "Pin": "kvcache.pin", "Session": "kvcache.session"}
+_LAZY = {"KVPrefixCache": "kvcache.cache", "Pin": "kvcache.operations.pin", "Session": "kvcache.session"}
 
 logger.disable("kvcache")
 

@@ -13,19 +13,19 @@ import psutil
 
 from kvcache._core import CacheIndex
 from kvcache.errors import ConfigError
-from kvcache.fetching import Question, fetch, peek, question
 from kvcache.memory.limits import MemoryLimits, resolve_max_buffers, resolve_memory_limit
 from kvcache.memory.pressure import PressureSource
 from kvcache.memory.reclaim import GcPolicy, check_policy
-from kvcache.pin import Pin, pin
-from kvcache.ranks import Ranks
-from kvcache.reserving import reserve
+from kvcache.operations.context import State
+from kvcache.operations.fetch import Question, fetch, peek, question
+from kvcache.operations.pin import Pin, pin
+from kvcache.operations.reserve import reserve
+from kvcache.operations.store import Store
+from kvcache.ranks.group import Ranks
 from kvcache.running import Options
 from kvcache.session import Session
 from kvcache.sizes import parse_size
 from kvcache.sizes import whole as _whole
-from kvcache.state import State
-from kvcache.storing import Store
 from kvcache.texts import check_text
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from loguru import logger
 
 from kvcache._core import Tokens
 from kvcache.errors import AllocationError, BusyError, ClosedError, ConfigError, InternalError
-from kvcache.fetching import Question, rest
 from kvcache.layers.base import Refusal
 from kvcache.layers.marks import Marks, unmark
-from kvcache.layers.prompt import Prompt, token_bytes
+from kvcache.layers.prompt_cache import Prompt, token_bytes
+from kvcache.operations.fetch import Question, rest
 from kvcache.processors import WholeContext
 from kvcache.results import Hit, MediaSpan, Stored, media_keys, read_media
 from kvcache.running import Options, Runner

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvcache._core import Tokens
-from kvcache.ranks import CHECK
+from kvcache.ranks.group import CHECK
 from tests.ranks.trial import A, B, Trial
 from tests.support.layers import KV, Arrays
 from tests.support.poskv import PosKV

@@ -5,9 +5,9 @@
 | KVCache, ConcatenateKVCache | span | ``kv.py`` |
 | QuantizedKVCache | span | ``quantized.py`` |
 | RotatingKVCache, ChunkedKVCache | window | ``window.py`` |
-| ArraysCache, deepseek_v41's LayerCache | state | ``state.py`` |
-| CacheList | each member by its own kind | ``prompt.py`` |
-| a class not known | state, if its attributes can be copied | ``state.py`` |
+| ArraysCache, deepseek_v41's LayerCache | state | ``recurrent.py`` |
+| CacheList | each member by its own kind | ``prompt_cache.py`` |
+| a class not known | state, if its attributes can be copied | ``recurrent.py`` |
 | Batch caches | refused: ``batched`` | ``registry.py`` |
 
 A third-party class is made known by :func:`register`.

@@ -19,10 +19,10 @@ import mlx.core as mx
 from kvcache.layers.attributes import Node, Slot, snapshot
 from kvcache.layers.base import SpanAdapter
 from kvcache.layers.numbers import Mark
-from kvcache.layers.state import Opaque
+from kvcache.layers.recurrent import Opaque
 
 if TYPE_CHECKING:
-    from kvcache.layers.prompt import Prompt
+    from kvcache.layers.prompt_cache import Prompt
     from kvcache.layers.registry import Adapter
 
 _INDEX = "_idx"

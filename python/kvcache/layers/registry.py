@@ -11,7 +11,7 @@ from kvcache.errors import ConfigError
 from kvcache.layers.base import ImageAdapter, SpanAdapter
 from kvcache.layers.kv import KV, ConcatenateKV
 from kvcache.layers.quantized import QuantizedKV
-from kvcache.layers.state import Arrays, Latents, Opaque
+from kvcache.layers.recurrent import Arrays, Latents, Opaque
 from kvcache.layers.window import Chunked, Rotating
 
 Adapter = SpanAdapter | ImageAdapter

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from loguru import logger
 
 from kvcache.layers.base import Refusal, SpanAdapter
-from kvcache.layers.prompt import Prompt
+from kvcache.layers.prompt_cache import Prompt
 from kvcache.layers.registry import adapter_of, is_list
 from kvcache.layers.window import Rotating
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvcache.integrations.exo.request import Request
-    from kvcache.ranks import Ranks
+    from kvcache.ranks.group import Ranks
 
 # No length and no count: above all that a rank proposes.
 _FAR: Final = (1 << 31) - 1

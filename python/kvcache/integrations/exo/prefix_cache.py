@@ -11,11 +11,11 @@ from loguru import logger
 from kvcache._core import Tokens
 from kvcache.cache import KVPrefixCache as PrefixCache
 from kvcache.errors import AllocationError
-from kvcache.fetching import rest
 from kvcache.integrations.exo.checkpoints import agreed
 from kvcache.integrations.exo.handles import Entry, Handles, Rates
 from kvcache.integrations.exo.pressure import MemoryPressure
 from kvcache.integrations.exo.request import Request
+from kvcache.operations.fetch import rest
 from kvcache.results import media_keys
 
 if TYPE_CHECKING:

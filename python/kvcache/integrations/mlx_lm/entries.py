@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kvcache.layers.base import Refusal
-from kvcache.layers.prompt import Prompt, token_bytes
+from kvcache.layers.prompt_cache import Prompt, token_bytes
 
 if TYPE_CHECKING:
     from kvcache._core import Dropped

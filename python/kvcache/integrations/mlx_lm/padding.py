@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvcache.layers.base import Refusal, SpanAdapter
-from kvcache.layers.prompt import Prompt
+from kvcache.layers.prompt_cache import Prompt
 from kvcache.layers.window import Chunked, Rotating
 
 

@@ -26,7 +26,7 @@ from kvcache.integrations.mlx_lm.penalties import seeing
 from kvcache.integrations.mlx_lm.prompt_cache import PromptCache
 from kvcache.integrations.mlx_lm.server_cache import ServerPromptCache
 from kvcache.layers.base import Refusal
-from kvcache.layers.prompt import Prompt
+from kvcache.layers.prompt_cache import Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from loguru import logger
 
 from kvcache.arrays import clear_pool
-from kvcache.contents import Contents
 from kvcache.errors import AllocationError, BusyError, ConfigError, RankError
 from kvcache.layers.base import Refusal
 from kvcache.memory.reclaim import Reclaim
-from kvcache.pressing import FAILED, SUCCEEDED, Attempt, Relief
+from kvcache.operations.relief import FAILED, SUCCEEDED, Attempt, Relief
 from kvcache.results import Eviction
 from kvcache.sizes import LARGEST, format_size
 from kvcache.stats import Counters
+from kvcache.storage.contents import Contents
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kvcache.layers.layout import Layout
     from kvcache.memory.limits import MemoryLimits
     from kvcache.memory.reclaim import GcPolicy
-    from kvcache.ranks import Ranks
+    from kvcache.ranks.group import Ranks
 
 T = TypeVar("T")
 

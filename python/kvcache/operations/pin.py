@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn, Self
 
-from kvcache.fetching import agreed
+from kvcache.operations.fetch import agreed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
     from kvcache._core import Lease
-    from kvcache.fetching import Question
-    from kvcache.state import State
+    from kvcache.operations.context import State
+    from kvcache.operations.fetch import Question
 
 
 class Pin:

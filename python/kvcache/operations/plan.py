@@ -7,19 +7,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
 from kvcache.errors import InternalError
-from kvcache.layers.prompt import segment_buffers, token_bytes
+from kvcache.layers.prompt_cache import segment_buffers, token_bytes
 from kvcache.results import Eviction
-from kvcache.segments import image_figures
+from kvcache.storage.segments import image_figures
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvcache._core import CacheIndex, Drafted, Plan, Planned
-    from kvcache.fetching import Question
     from kvcache.layers.layout import Layout
-    from kvcache.layers.prompt import Prompt
-    from kvcache.segments import Segment
-    from kvcache.state import State
+    from kvcache.layers.prompt_cache import Prompt
+    from kvcache.operations.context import State
+    from kvcache.operations.fetch import Question
+    from kvcache.storage.segments import Segment
 
 _OUTCOMES: Final = ("inside_media", "already", "open")
 

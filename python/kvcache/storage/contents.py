@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kvcache._core import SectionLock
 from kvcache.errors import ClosedError
-from kvcache.segments import SegmentStore
+from kvcache.storage.segments import SegmentStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvcache._core import CacheIndex, Lease, Plan
     from kvcache.arrays import Array
-    from kvcache.copying import Copies
+    from kvcache.operations.copy import Copies
 
 T = TypeVar("T")
 

@@ -6,27 +6,27 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from kvcache import arrays
-from kvcache.compacting import compact
-from kvcache.copying import Copies, cut
 from kvcache.errors import AllocationError, InternalError
 from kvcache.layers.base import Refusal
-from kvcache.layers.prompt import Prompt, leaf_bytes
-from kvcache.planning import Reading, plan
-from kvcache.pressing import Relief
+from kvcache.layers.prompt_cache import Prompt, leaf_bytes
+from kvcache.operations.compact import compact
+from kvcache.operations.copy import Copies, cut
+from kvcache.operations.plan import Reading, plan
+from kvcache.operations.relief import Relief
 from kvcache.results import Eviction, Stored
-from kvcache.segments import image_figures
 from kvcache.sizes import format_size
+from kvcache.storage.segments import image_figures
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvcache._core import Plan, Planned
-    from kvcache.fetching import Question
     from kvcache.layers.base import Image
     from kvcache.layers.layout import Layout
+    from kvcache.operations.context import State
+    from kvcache.operations.fetch import Question
     from kvcache.results import StoreReason
-    from kvcache.segments import Segment
-    from kvcache.state import State
+    from kvcache.storage.segments import Segment
 
 
 # In this order ranks agree on a refusal: the one furthest down stands for all.

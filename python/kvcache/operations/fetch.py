@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvcache import arrays
 from kvcache._core import Tokens
-from kvcache.copying import Piece, join
 from kvcache.errors import InternalError
 from kvcache.layers.layout import ImageLeaf
-from kvcache.layers.prompt import leaf_bytes
-from kvcache.pressing import Relief
+from kvcache.layers.prompt_cache import leaf_bytes
+from kvcache.operations.copy import Piece, join
+from kvcache.operations.relief import Relief
 from kvcache.results import Hit, media_keys, read_media
 from kvcache.sizes import LARGEST
 from kvcache.texts import check_text
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from kvcache._core import Acquired, Lease, Match
     from kvcache.layers.base import Image
     from kvcache.layers.layout import Layout
+    from kvcache.operations.context import State
     from kvcache.results import MediaSpan, Reason
-    from kvcache.state import State
 
 # In this order ranks agree on a miss: the reason furthest down stands for all.
 _REASONS: Final[tuple[Reason, ...]] = ("hit", "no_entry", "no_checkpoint", "media", "too_short")

@@ -12,8 +12,8 @@ from kvcache.layers.attributes import snapshot, unsupported
 from kvcache.layers.base import Image, ImageAdapter, Refusal, SpanAdapter, require_rows, require_single
 from kvcache.layers.layout import ImageLeaf, Layout, Leaf, Shape, SpanLeaf
 from kvcache.layers.numbers import whole
+from kvcache.layers.recurrent import Opaque
 from kvcache.layers.registry import adapter_of, is_batched, is_known, is_list
-from kvcache.layers.state import Opaque
 from kvcache.layers.window import Window
 
 if TYPE_CHECKING:

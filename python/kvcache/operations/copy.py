@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from kvcache._core import Planned
     from kvcache.arrays import Array
     from kvcache.layers.layout import Layout
-    from kvcache.layers.prompt import Prompt
-    from kvcache.segments import Checkpoint, Part, Segment
+    from kvcache.layers.prompt_cache import Prompt
+    from kvcache.storage.segments import Checkpoint, Part, Segment
 
 
 @dataclass

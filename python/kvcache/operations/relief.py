@@ -15,7 +15,7 @@ from kvcache.sizes import format_size
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvcache.state import State
+    from kvcache.operations.context import State
 
 T = TypeVar("T")
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvcache.fetching import question
-from kvcache.pressing import Relief
+from kvcache.operations.fetch import question
+from kvcache.operations.relief import Relief
 from kvcache.results import Eviction, Hit
 from kvcache.sizes import parse_size
 
 if TYPE_CHECKING:
     from kvcache._core import Lease
-    from kvcache.fetching import Question
-    from kvcache.state import State
+    from kvcache.operations.context import State
+    from kvcache.operations.fetch import Question
 
 
 def reserve(state: State, nbytes: int, protect: Hit | None) -> Eviction:

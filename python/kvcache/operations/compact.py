@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING
 from loguru import logger
 
 from kvcache import arrays
-from kvcache.pressing import SUCCEEDED, Attempt
+from kvcache.operations.relief import SUCCEEDED, Attempt
 from kvcache.results import Eviction
-from kvcache.segments import MANY
+from kvcache.storage.segments import MANY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvcache._core import Lease, Room
-    from kvcache.fetching import Question
-    from kvcache.segments import Part, Segment
-    from kvcache.state import State
+    from kvcache.operations.context import State
+    from kvcache.operations.fetch import Question
+    from kvcache.storage.segments import Part, Segment
 
 
 def compact(state: State, asked: Question, length: int) -> Eviction:

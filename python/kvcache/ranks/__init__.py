@@ -1,0 +1,1 @@
+"""Agreement of the ranks of one model."""

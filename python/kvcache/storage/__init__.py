@@ -1,0 +1,1 @@
+"""What a cache holds: the index and the arrays under its ids."""
