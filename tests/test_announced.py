@@ -12,7 +12,7 @@ import pytest
 
 from kvcache import KVPrefixCache
 from kvcache.integrations.mlx_lm import PromptCache
-from kvcache.memory.limits import MemoryLimits
+from tests.support import inside
 from tests.support.memory import active, peak, peak_from_here, spill
 from tests.support.models import MODELS, prompt
 from tests.support.poskv import held
@@ -87,7 +87,7 @@ def test_room_is_made_for_all_that_a_call_allocates(name: str, kind: str) -> Non
         prepared = CALLS[name](limited, model)
         # So much has to be evicted, and twice as much could be.
         limit = active() + need - min(spare, need) // part
-        limited._state.limits = MemoryLimits(limit, None)
+        inside.limit(limited, limit)
         _, reached, result = _measured(limited, prepared)
         assert reached <= limit + _rounding(model), (reached - limit, part)
         assert result.length > 0  # type: ignore[attr-defined]
@@ -107,7 +107,7 @@ def test_the_prompt_cache_of_servers_announces_alike(kind: str) -> None:
         limit = None
         if limited:
             limit = active() + needs[0] // 2
-            cache.cache._state.limits = MemoryLimits(limit, None)
+            inside.limit(cache.cache, limit)
         before = active()
         peak_from_here()
         cache.insert_cache("m", BASE, layers)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kvcache import KVPrefixCache
 from kvcache.operations.compact import fitting_runs, merged_runs
+from tests.support import inside
 from tests.support.faults import allocation_failure, assert_settled, failing
 from tests.support.layers import KV
 from tests.support.memory import active, charged
@@ -22,7 +23,7 @@ GRAIN = 100
 
 
 def _most_parts(cache: KVPrefixCache) -> int:
-    return max(map(len, cache._state.segments._segments.values()))
+    return max(map(len, inside.segments(cache).values()))
 
 
 def _branched(cache: KVPrefixCache, model: PosKV, tokens: list[int]) -> None:

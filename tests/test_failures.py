@@ -10,6 +10,7 @@ import mlx.core as mx
 import pytest
 
 from kvcache import AllocationError, Eviction, KVPrefixCache, arrays
+from tests.support import inside
 from tests.support.faults import allocation_failure, assert_settled, contents, failing
 from tests.support.memory import active, charge, charged
 from tests.support.models import MODELS, prompt
@@ -293,12 +294,12 @@ def test_a_pressure_source_that_raises(name: str, good: int) -> None:
     case, model = CASES[name], MODELS["all"]()
     cache = _cache(model)
     prompt_cache = model.filled(case.tokens)
-    object.__setattr__(cache._state.limits, "pressure", Broken(good))
+    inside.limit(cache, None, Broken(good))
     with pytest.raises(OSError, match="no figures"):
         case.run(cache, case, prompt_cache)
     with pytest.raises(OSError, match="no figures"):
         cache.reserve(10, protect=cache.peek([*OLD[0], 1]))
-    object.__setattr__(cache._state.limits, "pressure", None)
+    inside.limit(cache, None)
     assert_settled(cache)
     if case.stores:
         model.check(prompt_cache, case.tokens)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvcache import KVPrefixCache
+from tests.support import inside
 from tests.support.inside import stored_arrays
 from tests.support.layers import KV, Arrays, Rotating
 from tests.support.models import prompt
@@ -114,7 +115,7 @@ def test_whatever_line_an_exception_arrives_at_nothing_is_lost_and_nothing_fails
         cache.evict(10**9)
         cache.validate()
         assert (cache.nbytes, list(stored_arrays(cache))) == (0, [])
-        figures = cache._state.index.stats()
+        figures = inside.index(cache).stats()
         assert (figures.leased_bytes, figures.reserved_bytes) == (0, 0)
         # All of the limit can be used again.
         assert cache.store(prompt(30, first=3), model.filled(prompt(30, first=3))).length == 30

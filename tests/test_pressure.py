@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from kvcache import ConfigError, KVPrefixCache, SystemMemoryPressure
-from kvcache.memory.limits import MemoryLimits
 from kvcache.memory.pressure import ENVIRONMENT, default_threshold
+from tests.support import inside
 from tests.support.entries import alive, fill
 from tests.support.layers import KV, Arrays
 from tests.support.memory import PAGE_TOKENS, active, footprint
@@ -44,7 +44,7 @@ class Machine:
 
 def _limit(cache: KVPrefixCache, memory_limit: int | None, pressure: PressureSource | None = None) -> None:
     """Limits from now on: filling a cache takes more memory than the tests have in mind."""
-    cache._state.limits = MemoryLimits(memory_limit, pressure)
+    inside.limit(cache, memory_limit, pressure)
 
 
 def test_a_store_evicts_down_to_the_memory_limit() -> None:
@@ -119,7 +119,7 @@ def test_an_entry_that_someone_else_holds_is_not_paid_for_by_others() -> None:
     fill(cache, model, 6, 128)
     machine = Machine(others=0, limit=footprint() - entry)
     _limit(cache, None, machine)
-    hidden = list(next(iter(cache._state.segments._segments.values()))[0])
+    hidden = list(next(iter(inside.segments(cache).values()))[0])
     evicted = cache.reserve(0)
     assert evicted.segments == 1
     assert evicted.freed == 0
@@ -324,7 +324,7 @@ def test_a_source_that_gives_no_number_is_named(reading: object, error: type, se
             call()
     assert alive(cache, 2, 20) == [0, 1]
     cache.validate()
-    assert cache._state.index.stats().reserved_bytes == 0
+    assert inside.index(cache).stats().reserved_bytes == 0
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvcache import BusyError, ClosedError, KVPrefixCache
+from tests.support import inside
 from tests.support.layers import KV, Arrays
 from tests.support.models import prompt
 from tests.support.poskv import PosKV
@@ -90,7 +91,7 @@ def guarded(action: Callable[[], None]) -> None:
 
 def inside_every_section(cache: KVPrefixCache, nested: Callable[[], None], sections: list[int]) -> None:
     """Has ``nested`` run right after the cache's lock was taken, every time, but not within itself."""
-    contents = cache._state.contents
+    contents = inside.contents(cache)
     opened = contents.opened
 
     def interrupted() -> Any:
@@ -122,7 +123,7 @@ def test_a_call_in_the_middle_of_another_returns_or_is_refused_at_once(outer: st
         inside_every_section(cache, nested, sections)
         with suppress(ClosedError):
             OUTER[outer](cache)
-        del cache._state.contents.opened
+        del inside.contents(cache).opened
         assert sections
         if inner in READS or inner == "close":
             assert not refused
@@ -154,7 +155,7 @@ def test_the_end_of_a_session_waits_for_the_call_that_it_interrupted() -> None:
         next(streams[0])
         inside_every_section(cache, streams.clear, [])
         cache.fetch([*OLD, 1])
-        del cache._state.contents.opened
+        del inside.contents(cache).opened
         assert cache.peek(NEW).length == len(NEW) - 1
         cache.validate()
 
@@ -177,7 +178,7 @@ def test_a_pin_released_or_collected_in_mid_call_is_let_go_of() -> None:
 
             inside_every_section(cache, let_go, [])
             cache.fetch([*OLD, 1])
-            del cache._state.contents.opened
+            del inside.contents(cache).opened
             assert cache.evict(10**9).tokens == len(OLD)
             cache.validate()
 
@@ -217,7 +218,7 @@ def test_threads_wait_for_each_other_all_the_same() -> None:
         cache.store(OLD, MODEL.filled(OLD))
 
         def hold() -> None:
-            with cache._state.lock:
+            with inside.lock(cache):
                 inside.set()
                 leave.wait(HANG)
 
@@ -259,7 +260,7 @@ def test_hybrids_too() -> None:
         inside_every_section(cache, cache.stats, [])
         for take in (False, True):
             model.check(cache.fetch([*OLD, 1], take=take).prompt_cache, OLD)
-        del cache._state.contents.opened
+        del inside.contents(cache).opened
         cache.validate()
 
     guarded(scene)

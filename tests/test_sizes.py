@@ -9,6 +9,7 @@ import pytest
 from kvcache import ConfigError, KVPrefixCache, SystemMemoryPressure
 from kvcache.memory.limits import resolve_max_buffers, resolve_memory_limit
 from kvcache.memory.pressure import ENVIRONMENT
+from tests.support import inside
 from tests.support.entries import alive, fill
 from tests.support.layers import KV
 from tests.support.poskv import PosKV
@@ -37,7 +38,7 @@ GIB = 2**30
 )
 def test_a_size_is_what_it_says(size: int | str, nbytes: int) -> None:
     assert resolve_memory_limit(size, {}, 0) == nbytes
-    index = KVPrefixCache(max_bytes=size)._state.index
+    index = inside.index(KVPrefixCache(max_bytes=size))
     assert index.make_room(nbytes, 0) is not None
     assert index.make_room(nbytes + 1, 0) is None
 

@@ -9,6 +9,7 @@ import pytest
 from loguru import logger
 
 from kvcache import KVPrefixCache
+from tests.support import inside
 from tests.support.faults import assert_settled
 from tests.support.layers import KV, Arrays
 from tests.support.memory import active, charged
@@ -71,7 +72,7 @@ def test_a_pin_collected_while_the_lock_is_held() -> None:
 
     def collected() -> None:
         nonlocal knot
-        with cache._state.lock:
+        with inside.lock(cache):
             knot = []
             gc.collect()
 

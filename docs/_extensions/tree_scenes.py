@@ -117,7 +117,7 @@ class _Scene:
 
     def _add(self, title: str, note: str) -> None:
         self._cache.validate()
-        lines = self._cache._state.contents.read(lambda index: index.outline())
+        lines = self._cache._context.contents.read(lambda index: index.outline())
         roots = _read(lines, self._stored)
         before = {(node.path, node.letters) for node in _walk(self.frames[-1].roots if self.frames else [])}
         for node in _walk(roots):

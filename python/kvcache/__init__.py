@@ -26,9 +26,11 @@ from kvcache.errors import (
     TokenError,
     no_mlx,
 )
+from kvcache.eviction import Eviction
+from kvcache.media import MediaSpan
 from kvcache.memory.pressure import PressureSource, SystemMemoryPressure
 from kvcache.namespaces import model_namespace
-from kvcache.results import Eviction, Hit, MediaSpan, Stored
+from kvcache.results import Hit, Stored
 from kvcache.stats import Stats
 
 if TYPE_CHECKING:

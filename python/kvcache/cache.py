@@ -4,35 +4,37 @@ from __future__ import annotations
 
 import time
 import weakref
-from functools import partial
-from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 import mlx.core as mx
-import psutil
 
 from kvcache._core import CacheIndex
-from kvcache.errors import ConfigError
-from kvcache.memory.limits import MemoryLimits, resolve_max_buffers, resolve_memory_limit
-from kvcache.memory.pressure import PressureSource
-from kvcache.memory.reclaim import GcPolicy, check_policy
-from kvcache.operations.context import State
-from kvcache.operations.fetch import Question, fetch, peek, question
+from kvcache.arguments import number, text, whole
+from kvcache.errors import BusyError, ConfigError
+from kvcache.memory.limits import MemoryLimits
+from kvcache.memory.reclaim import GcPolicy, Reclaim
+from kvcache.operations.context import Context
+from kvcache.operations.evict import cycle, evict, evict_idle, finish
+from kvcache.operations.fetch import fetch, peek
 from kvcache.operations.pin import Pin, pin
 from kvcache.operations.reserve import reserve
 from kvcache.operations.store import Store
 from kvcache.ranks.group import Ranks
+from kvcache.request import StoreOptions
 from kvcache.running import Options
 from kvcache.session import Session
 from kvcache.sizes import parse_size
-from kvcache.sizes import whole as _whole
-from kvcache.texts import check_text
+from kvcache.stats import Counters
+from kvcache.storage.contents import Contents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import TracebackType
 
-    from kvcache.results import Eviction, Hit, MediaSpan, Stored
+    from kvcache.eviction import Eviction
+    from kvcache.media import MediaSpan
+    from kvcache.memory.pressure import PressureSource
+    from kvcache.results import Hit, Stored
     from kvcache.stats import Stats
 
 
@@ -83,26 +85,31 @@ class KVPrefixCache:
         clock: Callable[[], float] = time.monotonic,
         group: mx.distributed.Group | None = None,
     ) -> None:
-        if pressure is not None and (isinstance(pressure, type) or not isinstance(pressure, PressureSource)):
-            raise TypeError(f"pressure needs a method excess_bytes(), found {pressure!r}")
         if not callable(clock):
             raise TypeError(f"clock must be callable, found {type(clock).__name__}")
         if group is not None and not isinstance(group, mx.distributed.Group):
             raise TypeError(f"group must be an mx.distributed.Group, found {type(group).__name__}")
-        _whole("segment_tokens", segment_tokens, least=1)
-        _whole("max_checkpoints", max_checkpoints, least=1)
-        info = mx.device_info()
+        limits = MemoryLimits.of(
+            max_bytes=max_bytes, max_buffers=max_buffers, memory_limit=memory_limit, pressure=pressure
+        )
         index = CacheIndex(
-            max_bytes=None if max_bytes is None else parse_size(max_bytes, "max_bytes"),
-            max_buffers=resolve_max_buffers(max_buffers, info),
-            segment_tokens=segment_tokens,
-            max_checkpoints=max_checkpoints,
+            max_bytes=limits.max_bytes,
+            max_buffers=limits.max_buffers,
+            segment_tokens=whole("segment_tokens", segment_tokens, least=1),
+            max_checkpoints=whole("max_checkpoints", max_checkpoints, least=1),
             policy=policy,
         )
-        system = psutil.virtual_memory().total
-        limits = MemoryLimits(resolve_memory_limit(memory_limit, info, system), pressure)
-        self._state = State(index, limits, check_policy(gc), clock, max_checkpoints, Ranks(group))
-        self._finalizer = weakref.finalize(self, self._state.segments.abandon)
+        ranks = Ranks(group)
+        self._context = Context(
+            contents=Contents(index, grouped=ranks.grouped),
+            limits=limits,
+            reclaim=Reclaim(gc),
+            counters=Counters(),
+            clock=clock,
+            max_checkpoints=max_checkpoints,
+            ranks=ranks,
+        )
+        self._finalizer = weakref.finalize(self, self._context.contents.segments.abandon)
         self._finalizer.atexit = False
 
     def fetch(
@@ -131,8 +138,9 @@ class KVPrefixCache:
         Complexity: O(len(tokens)) for the match, one copy of the KV; the number of stored prompts
         plays no part.
         """
-        with self._state.call("fetch"):
-            return fetch(self._state, partial(question, tokens, namespace, media, self._state.stamp), take)
+        context = self._context
+        with context.call("fetch"):
+            return fetch(context, context.request(tokens, namespace, media), take=take)
 
     def peek(self, tokens: Any, *, namespace: str = "", media: Iterable[MediaSpan] = ()) -> Hit:
         """What :meth:`fetch` would find; copies, touches and counts nothing.
@@ -141,8 +149,9 @@ class KVPrefixCache:
             TokenError: A token id that is out of range.
             TypeError: Tokens of another type.
         """
-        with self._state.call("peek"):
-            return peek(self._state, partial(question, tokens, namespace, media, None))
+        context = self._context
+        with context.call("peek"):
+            return peek(context, context.request(tokens, namespace, media, use=False))
 
     def store(
         self,
@@ -184,29 +193,12 @@ class KVPrefixCache:
             AllocationError: There is no memory for the copy, not even after an eviction; what was
                 stored before is still there, less what was evicted.
         """
-        ask = partial(question, tokens, namespace, media, self._state.stamp)
-        return self._store(ask, prompt_cache, length, prompt_length, label, donate)
-
-    def _store(
-        self,
-        ask: Callable[[], Question],
-        prompt_cache: Any,
-        length: int | None,
-        prompt_length: int | None,
-        label: str,
-        donate: bool,
-    ) -> Stored:
-        def checked() -> Question:
-            if prompt_length is not None:
-                _whole("prompt_length", prompt_length)
-            if length is not None:
-                _whole("length", length)
-            if not isinstance(label, str):
-                raise TypeError(f"label must be a str, found {type(label).__name__}")
-            return ask()
-
-        with self._state.call("store"):
-            return Store(self._state, checked, label, donate, prompt_length).run(prompt_cache, length)
+        context = self._context
+        options = StoreOptions(length, prompt_length, label, donate)
+        with context.call("store"):
+            return Store(context, context.request(tokens, namespace, media, options=options)).run(
+                prompt_cache
+            )
 
     def session(
         self,
@@ -250,25 +242,12 @@ class KVPrefixCache:
         """
 
         def begin() -> Session:
-            return Session(
-                self,
-                tokens,
-                model=model,
-                draft_model=draft_model,
-                namespace=namespace,
-                media=media,
-                take=take,
-                options=Options(
-                    prefill_step_size=prefill_step_size,
-                    max_kv_size=max_kv_size,
-                    kv_bits=kv_bits,
-                    kv_group_size=kv_group_size,
-                    quantized_kv_start=quantized_kv_start,
-                ),
-            )
+            options = Options(prefill_step_size, max_kv_size, kv_bits, kv_group_size, quantized_kv_start)
+            models = [each for each in (model, draft_model) if each is not None]
+            return Session(self._context, tokens, models, namespace, media, take=take, options=options)
 
-        with self._state.call("session"):
-            return self._state.ranks.together(begin)
+        with self._context.call("session"):
+            return self._context.ranks.together(begin)
 
     def reserve(self, nbytes: int, *, protect: Hit | None = None) -> Eviction:
         """Makes room for ``nbytes`` under ``max_bytes`` and ``memory_limit`` before a long prefill.
@@ -283,8 +262,8 @@ class KVPrefixCache:
         Raises:
             ConfigError: A negative size.
         """
-        with self._state.call("reserve"):
-            return reserve(self._state, nbytes, protect)
+        with self._context.call("reserve"):
+            return reserve(self._context, nbytes, protect)
 
     def evict(self, nbytes: int) -> Eviction:
         """Evicts units in eviction order until at least ``nbytes`` are gone; pinned entries stay.
@@ -303,8 +282,8 @@ class KVPrefixCache:
 
         Complexity: O(1) amortised for each segment or checkpoint evicted, and one reclaim.
         """
-        with self._state.call("evict"):
-            return self._state.evict(lambda _: (parse_size(nbytes, "nbytes"), 0))
+        with self._context.call("evict"):
+            return evict(self._context, lambda _: (parse_size(nbytes, "nbytes"), 0))
 
     def evict_idle(self, seconds: float) -> Eviction:
         """Evicts what was not used for ``seconds`` by the clock; pinned entries stay.
@@ -318,28 +297,17 @@ class KVPrefixCache:
             ConfigError: A negative number.
             TypeError: No number.
         """
-        state = self._state
+        context = self._context
 
         def since() -> int | None:
-            if isinstance(seconds, bool) or not isinstance(seconds, Real):
-                raise TypeError(f"seconds must be a number, found {type(seconds).__name__}")
-            if not seconds >= 0:
+            idle = number("seconds must be a number", seconds)
+            if not idle >= 0:
                 raise ConfigError(f"seconds must not be negative, found {seconds}")
-            stamp = state.stamp() - seconds * 1e6
+            stamp = context.stamp() - idle * 1e6
             return int(stamp) if stamp >= 0 else None
 
-        def count() -> int:
-            stamp = since()
-            with state.lock:
-                index = state.opened()
-                # Clocks differ: the first rank's decides for all.
-                return 0 if stamp is None or state.ranks.rank else index.count_idle(stamp)
-
-        with state.call("evict_idle"):
-            if state.ranks.grouped:
-                return state.evict_units(state.ranks.most(count))
-            stamp = since()
-            return state.cycle(lambda index: None if stamp is None else index.evict_idle(stamp))
+        with context.call("evict_idle"):
+            return evict_idle(context, since)
 
     def trim_to(self, *, nbytes: int | None = None, tokens: int | None = None) -> Eviction:
         """Evicts until at most ``nbytes`` bytes and ``tokens`` tokens are held; pinned entries stay.
@@ -354,11 +322,11 @@ class KVPrefixCache:
 
         def over(index: CacheIndex) -> tuple[int, int]:
             most_bytes = index.nbytes if nbytes is None else parse_size(nbytes, "nbytes")
-            most_tokens = index.ntokens if tokens is None else _whole("tokens", tokens)
+            most_tokens = index.ntokens if tokens is None else whole("tokens", tokens)
             return max(0, index.nbytes - most_bytes), max(0, index.ntokens - most_tokens)
 
-        with self._state.call("trim_to"):
-            return self._state.evict(over)
+        with self._context.call("trim_to"):
+            return evict(self._context, over)
 
     def pin(self, tokens: Any, *, namespace: str = "", media: Iterable[MediaSpan] = ()) -> Pin:
         """Keeps the longest stored prefix of ``tokens`` from eviction, until released.
@@ -372,31 +340,33 @@ class KVPrefixCache:
             TokenError: A token id that is out of range.
             TypeError: Tokens of another type.
         """
-        with self._state.call("pin"):
-            return pin(self._state, partial(question, tokens, namespace, media, self._state.stamp))
+        context = self._context
+        with context.call("pin"):
+            return pin(context, context.request(tokens, namespace, media))
 
     def drop(self, namespace: str) -> Eviction:
         """Drops all of a namespace, pinned or not, and gives its memory back. Its counters go too."""
-        state = self._state
-        with state.call("drop"):
-            state.ranks.together(partial(self._usable, namespace))
-            evicted = state.cycle(lambda index: index.drop(namespace))
-            with state.lock:
-                state.opened()
-                state.counters.forget(namespace)
+        context = self._context
+        with context.call("drop"):
+            context.ranks.together(lambda: self._require_open(namespace))
+            evicted = cycle(context, lambda index: index.drop(namespace))
+            with context.contents.lock:
+                context.contents.opened()
+                context.counters.forget(namespace)
             return evicted
 
-    def _usable(self, namespace: str = "") -> None:
+    def _require_open(self, namespace: str = "") -> None:
         """Fails where a call would: before ranks act together."""
-        check_text("namespace", namespace)
-        with self._state.lock:
-            self._state.opened()
+        text("namespace", namespace)
+        with self._context.contents.lock:
+            self._context.contents.opened()
 
     def clear(self) -> Eviction:
         """Drops everything, pinned or not, and gives MLX's pool back."""
-        with self._state.call("clear"):
-            self._state.ranks.together(self._usable)
-            return self._state.clear()
+        context = self._context
+        with context.call("clear"):
+            context.ranks.together(self._require_open)
+            return finish(context, context.contents.clear())
 
     def close(self) -> None:
         """Clears the cache for good: later calls raise ClosedError. Closing twice is fine.
@@ -404,8 +374,8 @@ class KVPrefixCache:
         From a signal handler or a finalizer that interrupts another call of its thread, it takes effect
         when that call ends.
         """
-        self._state.close()
         self._finalizer.detach()
+        _close(self._context)
 
     def __enter__(self) -> Self:
         return self
@@ -426,23 +396,29 @@ class KVPrefixCache:
     @property
     def nbytes(self) -> int:
         """Bytes held now, by the ledger."""
-        return self._state.read(lambda index: index.nbytes)
+        return self._read(lambda index: index.nbytes)
 
     @property
     def ntokens(self) -> int:
         """Tokens of KV held now; a shared prefix counts once."""
-        return self._state.read(lambda index: index.ntokens)
+        return self._read(lambda index: index.ntokens)
 
     def __len__(self) -> int:
         """Stored sequences: distinct ends of stores that are fully present, nested ones each."""
-        return self._state.read(lambda index: index.sequences)
+        return self._read(lambda index: index.sequences)
+
+    def _read(self, query: Callable[[CacheIndex], int]) -> int:
+        try:
+            return self._context.contents.read(query)
+        finally:
+            self._context.leave()
 
     def __bool__(self) -> bool:
         """A cache is a cache, also an empty one."""
         return True
 
     def __repr__(self) -> str:
-        if self._state.closed:
+        if self._context.contents.closed:
             return "KVPrefixCache(closed)"
         return f"KVPrefixCache({len(self)} sequences, {self.ntokens} tokens, {self.nbytes} bytes)"
 
@@ -453,9 +429,16 @@ class KVPrefixCache:
             namespace: None: all together. One that holds nothing has zeros.
         """
         if namespace is not None:
-            check_text("namespace", namespace)
-        counters = self._state.counters
-        return self._state.read(lambda index: counters.stats(index.stats(namespace), namespace))
+            text("namespace", namespace)
+        context = self._context
+        try:
+            return context.contents.read(
+                lambda index: context.counters.stats(
+                    index.stats(namespace), namespace, context.contents.by_label(index, namespace)
+                )
+            )
+        finally:
+            context.leave()
 
     def validate(self) -> None:
         """Checks every invariant, the ledger against the arrays held included. O(everything).
@@ -464,12 +447,20 @@ class KVPrefixCache:
             InternalError: Names the broken invariant.
         """
         try:
-            with self._state.lock:
-                index = self._state.opened()
-                index.validate()
-                figures = index.stats()
-                self._state.segments.check(
-                    figures.nbytes, figures.buffers, figures.segments, figures.checkpoints
-                )
+            self._context.contents.validate()
         finally:
-            self._state.leave()
+            self._context.leave()
+
+
+def _close(context: Context) -> None:
+    """Drops everything for good; what other threads have under way ends with ClosedError.
+
+    In the middle of another call of this thread it waits for that call's end.
+    """
+    try:
+        removed = context.contents.close()
+    except BusyError:
+        context.defer(lambda: _close(context))
+        return
+    if removed is not None:
+        finish(context, removed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kvcache.results import Eviction
+    from kvcache.eviction import Eviction
 
 
 class KVCacheError(Exception):

@@ -6,8 +6,8 @@ import hashlib
 import json
 from typing import Any
 
+from kvcache.arguments import is_whole, text
 from kvcache.errors import ConfigError
-from kvcache.texts import check_text
 
 
 def model_namespace(
@@ -31,14 +31,14 @@ def model_namespace(
         ConfigError: ``model`` is an empty text; a text with lone surrogates.
     """
     if adapter is not None:
-        check_text("adapter", adapter)
-    if kv_bits is not None and (isinstance(kv_bits, bool) or not isinstance(kv_bits, int)):
+        text("adapter", adapter)
+    if kv_bits is not None and not is_whole(kv_bits):
         raise TypeError(f"kv_bits must be an int or None, found {type(kv_bits).__name__}")
-    check_text("salt", salt)
+    text("salt", salt)
     if isinstance(model, str):
         if not model:
             raise ConfigError("model must name model and revision, found an empty text")
-        name, identity = check_text("model", model), model
+        name, identity = text("model", model), model
     elif callable(getattr(model, "parameters", None)):
         from kvcache.fingerprint import fingerprint
 

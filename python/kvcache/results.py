@@ -1,14 +1,14 @@
-"""What calls return."""
+"""What lookups and stores return."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from kvcache.errors import ConfigError
-from kvcache.texts import check_text
+from kvcache.eviction import Eviction
+
+if TYPE_CHECKING:
+    from kvcache.media import MediaSpan
 
 Reason = Literal["hit", "no_entry", "no_checkpoint", "media", "too_short"]
 StoreReason = Literal[
@@ -24,111 +24,6 @@ StoreReason = Literal[
     "batched",
     "empty",
 ]
-
-
-@dataclass(frozen=True)
-class MediaSpan:
-    """Tokens ``[start, start + length)`` stand for this content.
-
-    Attributes:
-        start: First token.
-        length: Length in tokens, at least 1.
-        digest: Content hash, including whatever changes the content's embedding (size, crop, ...).
-            A text is the same digest as its UTF-8 bytes.
-    """
-
-    start: int
-    length: int
-    digest: bytes | str
-
-    def __post_init__(self) -> None:
-        for name in ("start", "length"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"MediaSpan.{name} must be an int, found {type(value).__name__}")
-        if self.start < 0 or self.length < 1:
-            raise ConfigError(
-                "a media span needs start >= 0 and length >= 1, "
-                f"found start={self.start}, length={self.length}"
-            )
-        if not isinstance(self.digest, bytes | str) or not self.digest:
-            raise ConfigError(f"a media span needs a digest (bytes or str, not empty), found {self.digest!r}")
-        if isinstance(self.digest, str):
-            check_text("MediaSpan.digest", self.digest)
-
-    def key(self) -> tuple[int, int, bytes]:
-        """The span as the index takes it: a text is its UTF-8 bytes."""
-        return self.start, self.length, self.digest.encode() if isinstance(self.digest, str) else self.digest
-
-
-def read_media(media: Iterable[MediaSpan], tokens: int) -> tuple[MediaSpan, ...]:
-    """The spans of a prompt of ``tokens``, read once and in order of their start.
-
-    Every call that takes ``media`` reads it here, so that all of them refuse the same.
-
-    Raises:
-        TypeError: No iterable of spans.
-        ConfigError: Spans that overlap, or that end past the tokens.
-    """
-    if not isinstance(media, Iterable):
-        raise TypeError(f"media must be an iterable of MediaSpan, found {type(media).__name__}")
-    spans = tuple(media)
-    for span in spans:
-        if not isinstance(span, MediaSpan):
-            raise TypeError(f"media must be an iterable of MediaSpan, found {type(span).__name__} in it")
-    spans = tuple(sorted(spans, key=lambda span: span.start))
-    for span, following in pairwise(spans):
-        if span.start + span.length > following.start:
-            raise ConfigError(
-                f"media spans must not overlap: one is at [{span.start}, {span.start + span.length}), "
-                f"the next one starts at {following.start}"
-            )
-    if spans and (end := spans[-1].start + spans[-1].length) > tokens:
-        raise ConfigError(f"a media span ends at {end}, past the end of the {tokens} tokens")
-    return spans
-
-
-def media_keys(spans: Iterable[MediaSpan]) -> list[tuple[int, int, bytes]]:
-    """The spans as the index takes them, in order of their start."""
-    return [span.key() for span in sorted(spans, key=lambda span: span.start)]
-
-
-@dataclass(frozen=True)
-class Eviction:
-    """What an eviction dropped, and what came back.
-
-    Attributes:
-        segments: Segments of KV dropped.
-        checkpoints: Checkpoints dropped.
-        tokens: Tokens of KV dropped.
-        nbytes: Bytes dropped, by the ledger.
-        freed: Bytes that came back: MLX active + cached memory before - after, whatever the
-            collection and the cleared pool gave back.
-        cycles: Eviction cycles: each drops, collects, clears and measures once.
-        seconds: Time spent in reclaim.
-    """
-
-    segments: int = 0
-    checkpoints: int = 0
-    tokens: int = 0
-    nbytes: int = 0
-    freed: int = 0
-    cycles: int = 0
-    seconds: float = 0.0
-
-    def __bool__(self) -> bool:
-        return self.segments > 0 or self.checkpoints > 0
-
-    def __add__(self, other: Eviction) -> Eviction:
-        return Eviction(
-            segments=self.segments + other.segments,
-            checkpoints=self.checkpoints + other.checkpoints,
-            tokens=self.tokens + other.tokens,
-            nbytes=self.nbytes + other.nbytes,
-            freed=self.freed + other.freed,
-            cycles=self.cycles + other.cycles,
-            seconds=self.seconds + other.seconds,
-        )
 
 
 # Two hits are never one: arrays of tokens are no truth values, and lists have no hash.

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import mlx.core as mx
 
+from kvcache.arguments import is_whole, whole
 from kvcache.errors import ConfigError
-from kvcache.sizes import whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,9 +39,9 @@ class Options:
             # mlx-lm keeps the first four tokens.
             whole("max_kv_size", self.max_kv_size, least=5)
         bits, group = self.kv_bits, self.kv_group_size
-        if bits is not None and (isinstance(bits, bool | float) or bits not in _BITS):
+        if bits is not None and not (is_whole(bits) and bits in _BITS):
             raise ConfigError(f"kv_bits must be None or one of {_BITS}, found {bits!r}")
-        if isinstance(group, bool | float) or group not in _GROUPS:
+        if not (is_whole(group) and group in _GROUPS):
             raise ConfigError(f"kv_group_size must be one of {_GROUPS}, found {group!r}")
         whole("quantized_kv_start", self.quantized_kv_start)
 

@@ -15,17 +15,23 @@ from kvcache._core import Tokens
 from kvcache.errors import AllocationError, BusyError, ClosedError, ConfigError, InternalError
 from kvcache.layers.base import Refusal
 from kvcache.layers.marks import Marks, unmark
-from kvcache.layers.prompt_cache import Prompt, token_bytes
-from kvcache.operations.fetch import Question, rest
+from kvcache.layers.prompt_cache import Prompt
+from kvcache.media import media_keys, read_media
+from kvcache.operations.fetch import fetch
+from kvcache.operations.reserve import reserve
+from kvcache.operations.store import Store
 from kvcache.processors import WholeContext
-from kvcache.results import Hit, MediaSpan, Stored, media_keys, read_media
+from kvcache.ranks.bids import LengthBid, SessionBid
+from kvcache.request import Request, StoreOptions, rest
+from kvcache.results import Hit, Stored
 from kvcache.running import Options, Runner
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from types import TracebackType
 
-    from kvcache.cache import KVPrefixCache
+    from kvcache.media import MediaSpan
+    from kvcache.operations.context import Context
     from kvcache.processors import Processor
 
 
@@ -60,22 +66,21 @@ class Session:
 
     def __init__(
         self,
-        cache: KVPrefixCache,
+        context: Context,
         tokens: Any,
-        *,
-        model: Any,
-        draft_model: Any,
+        models: Sequence[Any],
         namespace: str,
         media: Iterable[MediaSpan],
+        *,
         take: bool,
         options: Options,
     ) -> None:
         self.stored: Stored | None = None
         self._entered = False
-        self._cache = cache
-        self._ranks = cache._state.ranks
+        self._context = context
+        self._ranks = context.ranks
         self._local_spans = self._spans_only = True
-        self._runner = Runner([each for each in (model, draft_model) if each is not None], options)
+        self._runner = Runner(models, options)
         self._fresh: list[Any] | None = None
         self._namespace = namespace
         self._take = take
@@ -94,11 +99,13 @@ class Session:
         if self._entered:
             raise ConfigError("a session is one request and was entered before; make a new one for the next")
         self._entered = True
-        cache = self._cache
+        context = self._context
         if self._take:
             # What does not fit has to show before the entry is moved out.
             self._ranks.together(self._require_fit)
-        self.hit = cache.fetch(self._tokens, namespace=self._namespace, media=self._media, take=self._take)
+        with context.call("fetch"):
+            request = context.request(self._tokens, self._namespace, self._media)
+            self.hit = fetch(context, request, take=self._take)
         self.remaining = self.hit.remaining
         try:
             self._prepare()
@@ -110,11 +117,11 @@ class Session:
 
     def _prepare(self) -> None:
         """Everything between the fetch and the block."""
-        lows, highs = self._ranks.propose(self._begin, 2)
+        lows, highs = self._ranks.propose(SessionBid, self._begin)
         # Checkpoints are kept on all ranks where one needs them.
-        self._spans_only = bool(lows[0])
+        self._spans_only = bool(lows.spans_only)
         self._note(self.hit.length)
-        if highs[1]:
+        if highs.known:
             self._reserve()
         at = self.hit.checkpoint_at
         if at is not None and self._runner and self.hit.length < at < len(self._key):
@@ -123,13 +130,10 @@ class Session:
     def _require_fit(self) -> None:
         """Fails where the stored caches are not those of this model, before they are fetched."""
         self._fresh = self._runner.fresh()
-        with self._cache._state.lock:
-            index = self._cache._state.opened()
-            layouts = index.layouts(self._namespace)
-            held = len(self._cache._state.layouts[layouts[-1]].shape) if layouts else 0
-            found = index.lookup(self._key, self._namespace, self._spans, max(len(self._key) - 1, 0))
-        if found.length:
-            self._require_depth(held)
+        held = self._context.contents.newest_layout(self._namespace)
+        request = self._request(self._key, 0)
+        if held is not None and self._context.contents.lookup(request, request.limit):
+            self._require_depth(len(held.shape))
 
     def _require_depth(self, held: int) -> None:
         fresh = len(self._fresh or ())
@@ -139,7 +143,7 @@ class Session:
                 f"{fresh}: pass namespace=kvcache.model_namespace(model)"
             )
 
-    def _begin(self) -> tuple[bool, bool]:
+    def _begin(self) -> SessionBid:
         """Whether this rank has span layers only, and whether its namespace knows the bytes of a token."""
         if self._fresh is None:
             self._fresh = self._runner.fresh()
@@ -151,9 +155,8 @@ class Session:
         self.prompt_cache = self._fresh if fetched is None else fetched
         self._fresh = None
         self._local_spans = _spans_only(self.prompt_cache)
-        with self._cache._state.lock:
-            index = self._cache._state.opened()
-            return self._local_spans, bool(index.layouts(self._namespace))
+        known = self._context.contents.newest_layout(self._namespace) is not None
+        return SessionBid(self._local_spans, known)
 
     def _give_back(self, error: BaseException) -> None:
         """What was moved out for a request that did not begin."""
@@ -165,15 +168,11 @@ class Session:
 
     def _reserve(self) -> None:
         """Makes room once for the whole prompt, as far as the bytes of a token are known."""
-        state, left, nbytes = self._cache._state, len(self._key) - self.hit.length, 0
-        with state.lock:
-            index = state.opened()
-            layouts = index.layouts(self._namespace)
-            if layouts:
-                nbytes = left * token_bytes(state.layouts[layouts[-1]])
-                checkpoints = min(state.max_checkpoints, left // self._step + 1)
-                nbytes += checkpoints * state.checkpoint_bytes.get(layouts[-1], 0)
-        self._cache.reserve(nbytes, protect=self.hit)
+        context, left = self._context, len(self._key) - self.hit.length
+        checkpoints = min(context.max_checkpoints, left // self._step + 1)
+        nbytes = context.contents.expected_bytes(self._namespace, left, checkpoints)
+        with context.call("reserve"):
+            reserve(context, nbytes, self.hit)
 
     def _prefill(self, at: int) -> None:
         """Runs the model up to ``at`` and stores a checkpoint there: later requests need it."""
@@ -219,11 +218,22 @@ class Session:
             processors: As mlx-lm takes them, e.g. from ``make_logits_processors``; None is an empty list.
         """
         self._require_entered("logits_processors")
-        return [WholeContext(processor, self._context) for processor in processors or ()]
+        return [WholeContext(processor, self._all_tokens) for processor in processors or ()]
 
-    def _context(self) -> list[int]:
+    def _all_tokens(self) -> list[int]:
         """The prompt and what was appended so far."""
         return [*mx.array(self._tokens).reshape(-1).tolist(), *self._appended]  # type: ignore[misc]
+
+    def _request(self, key: Tokens, length: int | None, *, use: bool = False) -> Request:
+        """A request for tokens of this session."""
+        options = StoreOptions(length=length, prompt_length=len(self._key))
+        try:
+            stamp = self._context.stamp() if use else 0
+        except Exception as error:
+            if not self._ranks.grouped:
+                raise
+            return Request.failed(error)
+        return Request(None, self._namespace, self._media, key, self._spans, stamp, options)
 
     def _require_entered(self, call: str) -> None:
         if not self._entered:
@@ -250,16 +260,16 @@ class Session:
     def _end(self, error: BaseException | None) -> None:
         key = self._key
 
-        def propose() -> tuple[int]:
+        def propose() -> LengthBid:
             nonlocal key
             key = self._key.extended(self._appended)
-            return (self._storable(len(key), error),)
+            return LengthBid(self._storable(len(key), error))
 
-        self._cache._state.enter("the end of a session")
-        lows, highs = self._ranks.propose(propose, 1)
-        length = lows[0]
+        self._context.enter("the end of a session")
+        agreed = self._ranks.propose(LengthBid, propose)
+        length = agreed.lows.length
         # Of span layers all hold the smallest length; others are where they are, or nowhere.
-        if length > 0 and (self._spans_only or length == highs[0]):
+        if length > 0 and (self._spans_only or agreed.equal):
             self.stored = self._store(key.head(length), length if self._local_spans else None)
 
     def _storable(self, tokens: int, error: BaseException | None) -> int:
@@ -284,11 +294,6 @@ class Session:
 
     def _store(self, key: Tokens, length: int | None) -> Stored | None:
         """Stores what the layers hold. A request does not fail because this did."""
-
-        def ask() -> Question:
-            stamp = self._cache._state.stamp()
-            return Question(None, self._namespace, self._media, key, self._spans, stamp)
-
         try:
             if length is None and not Prompt(self.prompt_cache).knows_length:
                 # States count nothing: the session has counted for them.
@@ -296,7 +301,9 @@ class Session:
         except Refusal:
             pass
         try:
-            return self._cache._store(ask, self.prompt_cache, length, len(self._key), "", donate=False)
+            with self._context.call("store"):
+                request = self._request(key, length, use=True)
+                return Store(self._context, request).run(self.prompt_cache)
         except AllocationError as error:
             logger.warning("a session could not store {} tokens: {}", len(key), error)
             return Stored(0, 0, 0, "too_large", error.evicted, str(error))
@@ -319,7 +326,7 @@ class Session:
             self._end(error)
         except BusyError:
             # A collected generator in the middle of another call of this thread: once that has ended.
-            self._cache._state.defer(lambda: self._end(error))
+            self._context.defer(lambda: self._end(error))
         except Exception:
             # A token that is none is the caller's to know, but for an exception of its own.
             if error is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from kvcache.arguments import LARGEST, is_whole
 from kvcache.errors import ConfigError
 
 _UNITS: Final = {
@@ -20,7 +21,6 @@ _UNITS: Final = {
     "tib": 2**40,
 }
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.ASCII)
-LARGEST: Final = 2**62
 
 
 def parse_size(size: int | str, name: str = "size") -> int:
@@ -37,7 +37,7 @@ def parse_size(size: int | str, name: str = "size") -> int:
         ConfigError: The text is no size, or the size is negative or beyond 2⁶².
         TypeError: Neither int nor str.
     """
-    if isinstance(size, bool) or not isinstance(size, int | str):
+    if not (is_whole(size) or isinstance(size, str)):
         raise TypeError(f"{name} must be an int (bytes) or a text like '4GB', found {type(size).__name__}")
     if isinstance(size, int):
         nbytes = size
@@ -50,20 +50,6 @@ def parse_size(size: int | str, name: str = "size") -> int:
     if not 0 <= nbytes <= LARGEST:
         raise ConfigError(f"{name} must be from 0 to {LARGEST} bytes, found {size!r}")
     return nbytes
-
-
-def whole(name: str, value: int, least: int = 0) -> int:
-    """The value, if it is an int from ``least`` on.
-
-    Raises:
-        TypeError: No int.
-        ConfigError: Out of range.
-    """
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, found {type(value).__name__}")
-    if not least <= value <= LARGEST:
-        raise ConfigError(f"{name} must be from {least} to {LARGEST}, found {value}")
-    return value
 
 
 def format_size(nbytes: float) -> str:

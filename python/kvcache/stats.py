@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from kvcache.results import Eviction
+from kvcache.eviction import Eviction
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,6 +16,18 @@ if TYPE_CHECKING:
 
 # Counters of namespaces are kept for the most recently used ones.
 _NAMESPACES: Final = 1024
+
+
+class LabelFigures(NamedTuple):
+    """What is held under one label.
+
+    Attributes:
+        sequences: Distinct ends of stores that are fully present.
+        nbytes: Bytes, counted for whoever stored them first.
+    """
+
+    sequences: int
+    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -44,6 +56,7 @@ class Stats:
         buffers: MLX arrays held.
         sequences: Distinct ends of stores that are fully present.
         index_bytes: Heap bytes of the native index; 0 for a single namespace.
+        by_label: What is held under each label that was used; empty for a single namespace.
 
     Evictions belong to no single namespace: a namespace's figures show 0 for them.
     """
@@ -69,6 +82,7 @@ class Stats:
     buffers: int = 0
     sequences: int = 0
     index_bytes: int = 0
+    by_label: Mapping[str, LabelFigures] = field(default_factory=dict)
 
 
 @dataclass
@@ -126,7 +140,7 @@ class Counters:
         """Drops a namespace's counters."""
         self._spaces.pop(namespace, None)
 
-    def stats(self, index: IndexStats, namespace: str | None) -> Stats:
+    def stats(self, index: IndexStats, namespace: str | None, by_label: Mapping[str, LabelFigures]) -> Stats:
         """The figures together."""
         use = self._total if namespace is None else self._spaces.get(namespace, _Use())
         evicted = self._evicted if namespace is None else Eviction()
@@ -152,6 +166,7 @@ class Counters:
             buffers=index.buffers,
             sequences=index.sequences,
             index_bytes=index.index_bytes,
+            by_label=by_label,
         )
 
     def _space(self, namespace: str) -> _Use:

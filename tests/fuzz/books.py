@@ -8,10 +8,10 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 from kvcache import Eviction, KVPrefixCache, MediaSpan
-from kvcache.memory.limits import MemoryLimits
 from tests.fuzz.disturbances import EXPECTED, Broken, disturbed
 from tests.fuzz.settings import draw
 from tests.fuzz.trie import Given
+from tests.support import inside
 from tests.support.inside import stored_arrays
 from tests.support.memory import active, charged, charges
 from tests.support.oracle import Media, Prompt
@@ -51,7 +51,7 @@ class Books:
             clock=self.clock,
         )
         memory = None if self.settings.memory is None else self.base + self.settings.memory
-        self.cache._state.limits = MemoryLimits(memory, self if self.settings.pressure else None)
+        inside.limit(self.cache, memory, self if self.settings.pressure else None)
         self.pins: list[tuple[Pin, str, Prompt]] = []
         self.loans: list[tuple[Any, list[Any], list[int]]] = []
         self.sums: Counter[str] = Counter()
@@ -211,7 +211,7 @@ class Books:
         assert settings.max_buffers is None or stats.buffers <= settings.max_buffers
         lent = sum(charges(held(caches)) for _, caches, _ in self.loans)
         assert active() - self.base == charged(cache) + lent, "memory that nobody holds, or too little"
-        figures = cache._state.index.stats()
+        figures = inside.index(cache).stats()
         assert figures.reserved_bytes == 0
         assert self.pins or figures.leased_bytes == 0, "a lease that nobody holds"
         self.check_counters(stats)
@@ -244,7 +244,7 @@ class Books:
         cache.evict(10**9)
         cache.validate()
         assert (cache.nbytes, cache.ntokens, list(stored_arrays(cache))) == (0, 0, [])
-        figures = cache._state.index.stats()
+        figures = inside.index(cache).stats()
         assert (figures.leased_bytes, figures.reserved_bytes) == (0, 0)
         assert active() == self.base, "memory that does not come back"
         cache.close()
@@ -252,4 +252,4 @@ class Books:
     def settings_end(self) -> None:
         """Nothing measured or disturbed any more."""
         self.armed, self.disturbed = None, False
-        self.cache._state.limits = MemoryLimits()
+        inside.limit(self.cache, None)

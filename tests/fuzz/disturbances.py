@@ -12,6 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from kvcache import AllocationError, BusyError
+from tests.support import inside
 from tests.support.faults import allocation_failure, failing
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def nest(world: Books, call: Call) -> Any:
 
 @contextmanager
 def _in_sections(world: Books, inner: Callable[[], None]) -> Iterator[None]:
-    contents = world.cache._state.contents
+    contents = inside.contents(world.cache)
     opened = contents.opened
 
     def interrupted() -> Any:

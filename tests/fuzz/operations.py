@@ -10,6 +10,7 @@ import numpy as np
 
 from tests.fuzz.books import EVICTED, SUMS, Books
 from tests.fuzz.disturbances import Disturbed
+from tests.support import inside
 from tests.support.inside import stored_arrays
 from tests.support.memory import active, charged, charges
 from tests.support.oracle import Prompt
@@ -162,7 +163,7 @@ class Operations(Books):
                 given.add(prompt.cut(prompt.back(asked)))
                 self.lost()
             raise
-        over = self.cache._state.limits.memory_limit
+        over = inside.memory_limit(self.cache)
         if over is not None and stored.new_tokens and not donate:
             assert mx.get_active_memory() <= over, "memory_limit was passed"
         self.sums.update(stores=1, stored_tokens=stored.new_tokens)

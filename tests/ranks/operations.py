@@ -26,6 +26,7 @@ from kvcache import (
 )
 from tests.ranks.faulty import Pressure, SourceError, failing
 from tests.ranks.shapes import models, random_prompt
+from tests.support import inside
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -86,8 +87,8 @@ def _run(group: Any, operations: int, seed: int, calm: bool) -> dict[str, Any]:
     return {
         "records": records,
         "strays": strays,
-        "outline": cache._state.index.outline(),
-        "collectives": cache._state.ranks.collectives,
+        "outline": inside.index(cache).outline(),
+        "collectives": inside.ranks(cache).collectives,
         "seconds": time.perf_counter() - began,
         "freed": cache.stats().evicted_bytes,
     }
@@ -157,7 +158,7 @@ class Calls:
         whose = self.choose.randrange(self.size)
         self.ends_badly = one_fails and (self.calm or whose == self.rank)
         faulty = not self.calm and not one_fails and self.own.random() < 0.04
-        before = self.cache._state.ranks.collectives
+        before = inside.ranks(self.cache).collectives
         try:
             with failing(self.own.randint(1, 4), self.own.choice((1, 100))) if faulty else nullcontext():
                 self.pressure.awake = not one_fails
@@ -172,8 +173,8 @@ class Calls:
         cache = self.cache
         cache.validate()
         figures = cache.stats()
-        spent = cache._state.ranks.collectives - before
-        shape = zlib.crc32("\n".join(cache._state.index.outline()).encode())
+        spent = inside.ranks(cache).collectives - before
+        shape = zlib.crc32("\n".join(inside.index(cache).outline()).encode())
         held = [len(cache), cache.ntokens, figures.segments, figures.checkpoints]
         return [name, self.space, outcome, held, shape, spent]
 

@@ -13,6 +13,7 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
 from kvcache import KVPrefixCache
+from tests.support import inside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -125,6 +126,6 @@ def _compared(group: Any, way: str, architecture: str, changed: Mapping[str, Any
     return {
         "requests": results,
         "layers": layers,
-        "outline": cache._state.index.outline(),
-        "collectives": cache._state.ranks.collectives,
+        "outline": inside.index(cache).outline(),
+        "collectives": inside.ranks(cache).collectives,
     }

@@ -6,6 +6,7 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 from kvcache import Eviction, Hit, KVPrefixCache, Pin, Session, Stored
+from tests.support import inside
 from tests.support.layers import KV
 from tests.support.poskv import PosKV
 
@@ -50,7 +51,7 @@ class Trial:
             raises: The exception that the broken rank has to raise, and the others.
             changes: Whether the index may be another one afterwards.
         """
-        ranks = self.cache._state.ranks
+        ranks = inside.ranks(self.cache)
         spent, shape = ranks.collectives, self.shape()
         error, text, result = "", "", None
         try:
@@ -68,21 +69,21 @@ class Trial:
             "kept": changes or self.shape() == shape,
         }
         self.steps.append(step)
-        if not self.cache._state.closed:
+        if not inside.closed(self.cache):
             self.cache.validate()
         return result
 
     def shape(self) -> int:
-        return zlib.crc32("\n".join(self.cache._state.index.outline()).encode())
+        return zlib.crc32("\n".join(inside.index(self.cache).outline()).encode())
 
     def behind(self, change: Callable[[Any], Any]) -> None:
         """Changes the index of the broken rank alone, as only a defect would."""
         self.alike = False
         if self.here:
-            state = self.cache._state
-            with state.lock:
-                change(state.opened())
-                state.contents.settle()
+            contents = inside.contents(self.cache)
+            with contents.lock:
+                change(contents.opened())
+                contents.settle()
 
     def filled(self, tokens: list[int], **named: Any) -> list[Any]:
         return self.model.filled(tokens, **named)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from kvcache import arrays
+from tests.support import inside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -60,14 +61,13 @@ def failing(fails: Callable[[int], bool], error: Callable[[], BaseException]) ->
 
 def contents(cache: KVPrefixCache) -> dict[tuple[str, int], list[bytes]]:
     """Everything that is held, by id, to the bit."""
-    store = cache._state.segments
     images = {
         ("checkpoint", number): [array for image in checkpoint for array in image.arrays]
-        for number, checkpoint in store._checkpoints.items()
+        for number, checkpoint in inside.checkpoints(cache).items()
     }
     segments = {
         ("segment", number): [array for part in segment for array in part]
-        for number, segment in store._segments.items()
+        for number, segment in inside.segments(cache).items()
     }
     held = segments | images
     return {name: [np.array(array).tobytes() for array in group] for name, group in held.items()}
@@ -76,6 +76,6 @@ def contents(cache: KVPrefixCache) -> dict[tuple[str, int], list[bytes]]:
 def assert_settled(cache: KVPrefixCache, pinned: bool = False) -> None:
     """No plan and no lease is left behind, and every invariant holds."""
     cache.validate()
-    figures = cache._state.index.stats()
+    figures = inside.index(cache).stats()
     assert figures.reserved_bytes == 0
     assert pinned or figures.leased_bytes == 0

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import mlx.core as mx
+import psutil
 
+from kvcache.arguments import LARGEST, number, whole
 from kvcache.errors import ConfigError
-from kvcache.sizes import LARGEST, parse_size
-
-if TYPE_CHECKING:
-    from kvcache.memory.pressure import PressureSource
+from kvcache.memory.pressure import PressureSource
+from kvcache.sizes import parse_size
 
 
 def device_memory(info: dict[str, Any]) -> int | None:
-    """Bytes that the device recommends to stay under, else all it has; None where it tells neither."""
+    """Bytes that the device recommends to stay under, else all it has; None where it reports neither."""
     for name in ("max_recommended_working_set_size", "total_memory", "memory_size"):
         if info.get(name):
             return int(info[name])
@@ -52,24 +51,49 @@ def resolve_max_buffers(limit: int | None, info: dict[str, Any]) -> int | None:
     if limit is None:
         resources = info.get("resource_limit")
         return int(resources) * 4 // 5 if resources else None
-    if isinstance(limit, bool) or not isinstance(limit, int):
-        raise TypeError(f"max_buffers must be an int, found {type(limit).__name__}")
-    if not 0 <= limit <= LARGEST:
-        raise ConfigError(f"max_buffers must be from 0 to {LARGEST}, found {limit}")
-    return limit
+    return whole("max_buffers", limit)
 
 
 @dataclass(frozen=True)
 class MemoryLimits:
-    """What is measured, beside the ledger's own limits.
+    """All limits of a cache, in bytes and arrays; None where there is none.
 
     Attributes:
         memory_limit: MLX active memory in bytes.
         pressure: Another source; asked without any lock held.
+        max_bytes: Of the ledger.
+        max_buffers: MLX arrays.
     """
 
     memory_limit: int | None = None
     pressure: PressureSource | None = None
+    max_bytes: int | None = None
+    max_buffers: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        max_bytes: int | str | None,
+        max_buffers: int | None,
+        memory_limit: float | str | None,
+        pressure: PressureSource | None,
+    ) -> Self:
+        """What a caller asks for, on this device.
+
+        Raises:
+            ConfigError: A limit that cannot be used.
+            TypeError: One of another type; a pressure source that is none.
+        """
+        if pressure is not None and (isinstance(pressure, type) or not isinstance(pressure, PressureSource)):
+            raise TypeError(f"pressure needs a method excess_bytes(), found {pressure!r}")
+        device = mx.device_info()
+        return cls(
+            resolve_memory_limit(memory_limit, device, psutil.virtual_memory().total),
+            pressure,
+            None if max_bytes is None else parse_size(max_bytes, "max_bytes"),
+            resolve_max_buffers(max_buffers, device),
+        )
 
     def over(self, need: int) -> int:
         """Bytes by which ``need`` more would be over ``memory_limit``."""
@@ -86,11 +110,8 @@ class MemoryLimits:
         """
         if self.pressure is None:
             return 0
-        excess = self.pressure.excess_bytes()
-        if isinstance(excess, bool) or not isinstance(excess, Real):
-            raise TypeError(
-                f"excess_bytes() of the pressure source must return a number, found {type(excess).__name__}"
-            )
+        rule = "excess_bytes() of the pressure source must return a number"
+        excess = number(rule, self.pressure.excess_bytes())
         if not math.isfinite(excess):
             raise ConfigError(f"excess_bytes() of the pressure source must be finite, found {excess!r}")
         return min(max(0, int(excess)), LARGEST)

@@ -23,7 +23,7 @@ from loguru import logger
 
 from kvcache.arrays import clear_pool
 from kvcache.errors import ConfigError
-from kvcache.results import Eviction
+from kvcache.eviction import Eviction
 from kvcache.sizes import format_size
 
 if TYPE_CHECKING:
@@ -37,14 +37,6 @@ _YOUNGEST: Final = 0
 _OLDEST: Final = 2
 
 
-def check_policy(policy: str) -> GcPolicy:
-    """Raises ``ConfigError`` for anything but ``"auto"``, ``"always"`` and ``"full"``."""
-    for known in _POLICIES:
-        if policy == known:
-            return known
-    raise ConfigError(f"gc must be 'auto', 'always' or 'full', found {policy!r}")
-
-
 def footprint() -> int:
     """Bytes that MLX holds: active and cached."""
     return int(mx.get_active_memory() + mx.get_cache_memory())
@@ -56,9 +48,14 @@ class Reclaim:
     Args:
         policy: ``"auto"`` collects only where dropping the references did not free everything,
             ``"always"`` at least the youngest generation, ``"full"`` all generations.
+
+    Raises:
+        ConfigError: Another policy.
     """
 
     def __init__(self, policy: GcPolicy) -> None:
+        if policy not in _POLICIES:
+            raise ConfigError(f"gc must be 'auto', 'always' or 'full', found {policy!r}")
         self._policy = policy
         self._full_helped = True
 

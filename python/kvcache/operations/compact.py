@@ -18,21 +18,23 @@ from typing import TYPE_CHECKING
 from loguru import logger
 
 from kvcache import arrays
-from kvcache.operations.relief import SUCCEEDED, Attempt
-from kvcache.results import Eviction
+from kvcache.eviction import Eviction
+from kvcache.operations.allocate import SUCCEEDED, Attempt
+from kvcache.operations.evict import cycle
 from kvcache.storage.segments import MANY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvcache._core import Lease, Room
-    from kvcache.operations.context import State
-    from kvcache.operations.fetch import Question
+    from kvcache.operations.context import Context
+    from kvcache.request import Request
+    from kvcache.storage.contents import Contents
     from kvcache.storage.segments import Part, Segment
 
 
-def compact(state: State, asked: Question, length: int) -> Eviction:
-    """Merges the parts of what is stored for the first ``length`` tokens of a key.
+def compact(context: Context, request: Request, length: int) -> Eviction:
+    """Merges the parts of what is stored for the first ``length`` tokens of a request.
 
     O(nodes on the path), and what is copied. Ranks come here together or not at all, since a lease is
     a use; what each of them rewrites is its own business, and evicts nothing.
@@ -40,48 +42,45 @@ def compact(state: State, asked: Question, length: int) -> Eviction:
     Returns:
         What was evicted to make room.
     """
-    with state.lock:
-        index = state.opened()
-        key, spans = asked.key.head(length), asked.within(length)
-        acquired = index.acquire(key, asked.namespace, spans, length)
-        parted = [number for number, _ in acquired.pieces if len(state.segments.find(number)) > 1]
+    contents = context.contents
+    acquired = contents.lease(request.head(length), length)
     evicted = Eviction()
     try:
         if acquired.lease is not None:
+            with contents.lock:
+                numbers = [number for number, _ in acquired.pieces]
+                parted = [number for number in numbers if len(contents.segments.find(number)) > 1]
             for number in parted:
-                evicted += _compact_segment(state, acquired.lease, number)
+                evicted += _compact_segment(context, acquired.lease, number)
     finally:
-        state.contents.release(acquired.lease, asked.stamp)
+        contents.release(acquired.lease, request.stamp)
     return evicted
 
 
-def _compact_segment(state: State, lease: Lease, number: int) -> Eviction:
-    with state.lock:
-        free = state.opened().free_bytes
-        old = state.segments.find(number)
+def _compact_segment(context: Context, lease: Lease, number: int) -> Eviction:
+    contents, evicted = context.contents, Eviction()
+    with contents.lock:
+        free = contents.opened().free_bytes
+        old = contents.segments.find(number)
     sizes = [arrays.nbytes(part) for part in old]
     runs = merged_runs([_tokens(part) for part in old])
-    evicted = Eviction()
     nbytes = _new_bytes(runs, sizes)
     if nbytes > free:
-        if len(old) > MANY and not state.ranks.grouped:
-            evicted = state.cycle(lambda index: index.make_room(nbytes, 0))
+        if len(old) > MANY and not context.ranks.grouped:
+            evicted = cycle(context, lambda index: index.make_room(nbytes, 0))
         else:
             runs = fitting_runs(runs, sizes, free)
             nbytes = _new_bytes(runs, sizes)
     if not nbytes:
         return evicted
-    with state.lock:
-        buffers = sum(len(old[run[0]]) for run in runs if len(run) > 1)
-        room = state.opened().reserve_bytes(nbytes, buffers)
+    buffers = sum(len(old[run[0]]) for run in runs if len(run) > 1)
+    room = contents.reserve(nbytes, buffers)
     if room is not None:
         try:
-            if not state.limits.over(nbytes):
-                _rewrite(state, lease, number, old, runs, room)
+            if not context.limits.over(nbytes):
+                _rewrite(contents, lease, number, old, runs, room)
         finally:
-            with state.lock:
-                if not state.closed:
-                    state.opened().unreserve_bytes(room)
+            contents.unreserve(room)
     return evicted
 
 
@@ -90,18 +89,13 @@ def _new_bytes(runs: Sequence[range], sizes: Sequence[int]) -> int:
 
 
 def _rewrite(
-    state: State, lease: Lease, number: int, old: Segment, runs: Sequence[range], room: Room
+    contents: Contents, lease: Lease, number: int, old: Segment, runs: Sequence[range], room: Room
 ) -> None:
     attempt = Attempt(lambda: _merge(old, runs))
     if attempt.status != SUCCEEDED:
         logger.warning("a segment stays in {} parts: {}", len(old), attempt.forget())
         return
-    with state.lock:
-        index = state.opened()
-        index.unreserve_bytes(room)
-        state.segments.offer(number, attempt.result())
-        index.compacted(lease, number, len(runs))
-        state.contents.settle()
+    contents.rewrite(lease, number, attempt.result(), room)
 
 
 def _merge(old: Segment, runs: Sequence[range]) -> Segment:

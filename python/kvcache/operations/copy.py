@@ -7,12 +7,12 @@ over one copy is one layer and not one context.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvcache import arrays
 from kvcache.layers.base import Image, SpanAdapter
 from kvcache.layers.layout import ImageLeaf
+from kvcache.storage.segments import Copies, Piece
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,30 +21,7 @@ if TYPE_CHECKING:
     from kvcache.arrays import Array
     from kvcache.layers.layout import Layout
     from kvcache.layers.prompt_cache import Prompt
-    from kvcache.storage.segments import Checkpoint, Part, Segment
-
-
-@dataclass
-class Piece:
-    """A segment's part in a hit.
-
-    Attributes:
-        segment: Its arrays.
-        tokens: Leading tokens used.
-        owned: It was taken out of the cache: arrays go as soon as they are copied.
-    """
-
-    segment: list[Array | None]
-    tokens: int
-    owned: bool = False
-
-
-@dataclass
-class Copies:
-    """What a store is going to commit."""
-
-    segments: dict[int, Part]
-    checkpoint: tuple[int, Checkpoint] | None
+    from kvcache.storage.segments import Part, Segment
 
 
 def join(

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn, Self
 
-from kvcache.operations.fetch import agreed
+from kvcache.ranks.matching import agree_on_match
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import TracebackType
 
     from kvcache._core import Lease
-    from kvcache.operations.context import State
-    from kvcache.operations.fetch import Question
+    from kvcache.operations.context import Context
+    from kvcache.request import Request
 
 
 class Pin:
@@ -22,20 +21,20 @@ class Pin:
         tokens: Tokens pinned; 0 where nothing matched.
     """
 
-    def __init__(self, state: State, lease: Lease | None, tokens: int) -> None:
+    def __init__(self, context: Context, lease: Lease | None, tokens: int) -> None:
         self.tokens = tokens
-        self._state = state
+        self._context = context
         # A lease that is collected with its pin ends by itself.
         self._lease = lease
 
     def release(self) -> None:
         """Lets go: the prefix is plain LRU again, most recently used. A second call does nothing."""
-        with self._state.call("release"):
-            stamp = self._state.stamp()
+        with self._context.call("release"):
+            stamp = self._context.stamp()
             lease, self._lease = self._lease, None
             # In the middle of another call of this thread, letting go of it is enough.
-            if not self._state.lock.owned:
-                self._state.contents.release(lease, stamp)
+            if not self._context.contents.lock.owned:
+                self._context.contents.release(lease, stamp)
 
     def __enter__(self) -> Self:
         return self
@@ -55,17 +54,13 @@ class Pin:
         return f"Pin(tokens={self.tokens})"
 
 
-def pin(state: State, ask: Callable[[], Question]) -> Pin:
+def pin(context: Context, request: Request) -> Pin:
     """Leases the longest stored prefix."""
-    if state.ranks.grouped:
-        common = agreed(state, ask, whole=True)
+    limit = len(request.key)
+    if context.ranks.grouped:
+        common = agree_on_match(context.ranks, context.contents, request, limit)
         if not common.found.length:
-            return Pin(state, None, 0)
-        asked, limit = common.asked, common.limit
-    else:
-        asked = ask()
-        limit = len(asked.key)
-    with state.lock:
-        index = state.opened()
-        acquired = index.acquire(asked.key, asked.namespace, asked.spans, limit)
-    return Pin(state, acquired.lease, acquired.found.length)
+            return Pin(context, None, 0)
+        limit = common.limit
+    acquired = context.contents.lease(request, limit)
+    return Pin(context, acquired.lease, acquired.found.length)

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from kvcache.errors import InternalError
+from kvcache.eviction import Eviction
 from kvcache.layers.prompt_cache import segment_buffers, token_bytes
-from kvcache.results import Eviction
+from kvcache.operations.evict import abort, evict_units, finish
+from kvcache.ranks.bids import DraftBid
+from kvcache.storage.contents import Removed
 from kvcache.storage.segments import image_figures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from kvcache._core import CacheIndex, Drafted, Plan, Planned
+    from kvcache._core import CacheIndex, Drafted, Dropped, Plan, Planned
     from kvcache.layers.layout import Layout
     from kvcache.layers.prompt_cache import Prompt
-    from kvcache.operations.context import State
-    from kvcache.operations.fetch import Question
+    from kvcache.operations.context import Context
+    from kvcache.request import Request
     from kvcache.storage.segments import Segment
 
 _OUTCOMES: Final = ("inside_media", "already", "open")
@@ -49,14 +50,13 @@ class Reading:
     planned: int = -1
 
 
-@dataclass
-class Step:
+class Step(NamedTuple):
     """The outcome of planning.
 
     Attributes:
         outcome: "ready", or why there is nothing to copy.
         planned: What to copy.
-        halved: The arrays of the segment that is to be split.
+        halved: The parts of the segment that is to be split.
         evicted: What was evicted to make room.
     """
 
@@ -66,105 +66,106 @@ class Step:
     evicted: Eviction
 
 
-def plan(state: State, asked: Question, reading: Reading, label: str, prompt_length: int | None) -> Step:
+def plan(context: Context, request: Request, reading: Reading) -> Step:
     """Plans a store and reclaims what made room for it. The plan is open until commit or abort."""
-    nbytes, buffers, _ = image_figures(reading.prompt.images())
+    if context.ranks.grouped:
+        return _plan_together(context, request, reading)
 
-    def request(index: CacheIndex, stamp: int) -> Callable[[], Planned | Drafted]:
-        state.require_match(asked.namespace, reading.layout)
-        number = state.layout_id(reading.layout) if reading.number is None else reading.number
-        reading.planned = number
-        if reading.checkpointed:
-            state.checkpoint_bytes[number] = nbytes
-        return partial(
-            index.draft if state.ranks.grouped else index.plan,
-            asked.key,
-            reading.length,
-            namespace=asked.namespace,
-            media=asked.within(reading.length),
-            layout=number,
-            bytes_per_token=token_bytes(reading.layout),
-            segment_buffers=segment_buffers(reading.layout),
-            checkpoint=(nbytes, buffers, reading.trimmable) if reading.checkpointed else None,
-            label=state.label_id(label),
-            stamp=stamp,
-            prompt_length=prompt_length,
-        )
+    def action(index: CacheIndex) -> tuple[Planned, Segment | None]:
+        planned = cast("Planned", _placed(context, index, request, reading))
+        return planned, context.contents.halved(planned)
 
-    if state.ranks.grouped:
-        return _agreed(state, asked.stamp, request)
-    with state.lock:
-        planned = cast("Planned", request(state.opened(), asked.stamp)())
-        halved = _halved(state, planned)
-        dropped = state.contents.settle()
+    (planned, halved), arrays = context.contents.change(action)
     evicted = Eviction()
     if planned.evicted:
         try:
-            evicted = state.finish(planned.evicted, dropped)
+            evicted = finish(context, Removed(planned.evicted, arrays))
         except BaseException:
-            state.abort(planned.plan)
+            abort(context, planned.plan)
             raise
     return Step(planned.outcome, planned, halved, evicted)
 
 
-def _halved(state: State, planned: Planned) -> Segment | None:
-    return None if planned.split is None else list(state.segments.segment(planned.split[0]))
+def _placed(context: Context, index: CacheIndex, request: Request, reading: Reading) -> Planned | Drafted:
+    """The place of a store in the index: a plan, or among ranks a draft; under the lock."""
+    contents, options = context.contents, request.options
+    contents.require_match(request.namespace, reading.layout)
+    number = contents.layouts.number(reading.layout) if reading.number is None else reading.number
+    reading.planned = number
+    checkpoint = None
+    if reading.checkpointed:
+        nbytes, buffers, _ = image_figures(reading.prompt.images())
+        contents.layouts.note_checkpoint(number, nbytes)
+        checkpoint = nbytes, buffers, reading.trimmable
+    place = index.draft if context.ranks.grouped else index.plan
+    return place(
+        request.key,
+        reading.length,
+        namespace=request.namespace,
+        media=request.within(reading.length),
+        layout=number,
+        bytes_per_token=token_bytes(reading.layout),
+        segment_buffers=segment_buffers(reading.layout),
+        checkpoint=checkpoint,
+        label=contents.labels.number(options.label),
+        stamp=request.stamp,
+        prompt_length=options.prompt_length,
+    )
 
 
-def _agreed(
-    state: State, stamp: int, request: Callable[[CacheIndex, int], Callable[[], Planned | Drafted]]
-) -> Step:
+def _plan_together(context: Context, request: Request, reading: Reading) -> Step:
     """A plan of equal length on all ranks, after equal evictions."""
     drafted: Drafted | None = None
 
-    def propose() -> tuple[int, int, int, int]:
+    def propose() -> DraftBid:
         nonlocal drafted
-        with state.lock:
-            drafted = cast("Drafted", request(state.opened(), stamp)())
-            state.contents.settle()
-        return _OUTCOMES.index(drafted.outcome), drafted.matched, drafted.length, drafted.length_anew
+        action = partial(_placed, context, request=request, reading=reading)
+        drafted = cast("Drafted", context.contents.change(action)[0])
+        outcome = _OUTCOMES.index(drafted.outcome)
+        return DraftBid(outcome, drafted.matched, drafted.length, drafted.length_anew)
 
     try:
-        lows, highs = state.ranks.propose(propose, 4)
-        if lows[:2] != highs[:2] or drafted is None:
+        lows, highs = context.ranks.propose(DraftBid, propose)
+        if (lows.outcome, lows.matched) != (highs.outcome, highs.matched) or drafted is None:
             raise InternalError(
                 "the ranks' indexes differ: some hold more of this key than others; drop its namespace on "
                 "all of them to go on; KVCACHE_CHECK_RANKS=1 tells which call set them apart"
             )
         if drafted.draft is None:
             return Step(drafted.outcome, None, None, Eviction())
-        length = max(lows[2:])
+        length = max(lows.length, lows.length_anew)
         if length == 0:
-            state.abort(drafted.draft)
+            abort(context, drafted.draft)
             return Step("too_large", None, None, Eviction())
-        return _settled(state, drafted.draft, length, anew=lows[3] > lows[2])
+        return _promised(context, drafted.draft, length, anew=lows.length_anew > lows.length)
     except BaseException:
-        state.abort(None if drafted is None else drafted.draft)
+        abort(context, None if drafted is None else drafted.draft)
         raise
 
 
-def _settled(state: State, draft: Plan, length: int, *, anew: bool) -> Step:
+def _promised(context: Context, draft: Plan, length: int, *, anew: bool) -> Step:
     """Evicts the agreed number of units until every rank has room, then promises."""
-    evicted = Eviction()
+    contents, evicted = context.contents, Eviction()
 
     def over() -> int:
         nonlocal anew, evicted
-        with state.lock:
-            index = state.opened()
-            nbytes, buffers, given_up = index.settle(draft, length, anew)
-            dropped = state.contents.settle()
-            units = index.count_units(nbytes=nbytes, buffers=buffers)
-        anew = False
+        wants_anew, anew = anew, False
+
+        def action(index: CacheIndex) -> tuple[int, int, int, Dropped]:
+            nbytes, buffers, given_up = index.settle(draft, length, wants_anew)
+            return nbytes, buffers, index.count_units(nbytes=nbytes, buffers=buffers), given_up
+
+        (nbytes, buffers, units, given_up), arrays = contents.change(action)
         if given_up:
-            evicted += state.finish(given_up, dropped)
+            evicted += finish(context, Removed(given_up, arrays))
         if not units and (nbytes or buffers):
             raise InternalError(
                 f"a store that was planned to fit is short of {nbytes} bytes and {buffers} buffers"
             )
         return units
 
-    while units := state.ranks.most(over):
-        evicted += state.evict_units(units)
-    with state.lock:
-        planned = state.opened().promise(draft)
-        return Step("ready", planned, _halved(state, planned), evicted)
+    while units := context.ranks.most(over):
+        evicted += evict_units(context, units)
+    with contents.lock:
+        planned = contents.opened().promise(draft)
+        return Step("ready", planned, contents.halved(planned), evicted)

@@ -4,57 +4,53 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvcache.operations.fetch import question
-from kvcache.operations.relief import Relief
-from kvcache.results import Eviction, Hit
+from kvcache.eviction import Eviction
+from kvcache.operations.evict import Relief, cycle, evict_units, relieve
+from kvcache.ranks.bids import RoomBid
+from kvcache.results import Hit
 from kvcache.sizes import parse_size
 
 if TYPE_CHECKING:
-    from kvcache._core import Lease
-    from kvcache.operations.context import State
-    from kvcache.operations.fetch import Question
+    from kvcache._core import CacheIndex, Lease
+    from kvcache.operations.context import Context
+    from kvcache.request import Request
 
 
-def reserve(state: State, nbytes: int, protect: Hit | None) -> Eviction:
+def reserve(context: Context, nbytes: int, protect: Hit | None) -> Eviction:
     """Makes room for ``nbytes`` under all limits, and leaves ``protect`` alone."""
-    wanted = stamp = 0
-    asked: Question | None = None
-
-    def read() -> None:
-        nonlocal wanted, stamp, asked
-        wanted, stamp = parse_size(nbytes, "nbytes"), state.stamp()
-        if protect is not None and not isinstance(protect, Hit):
-            raise TypeError(f"protect must be a Hit, found {type(protect).__name__}")
-        if protect is None or not protect.length:
-            return
-        asked = question(protect.tokens, protect.namespace, protect.media, None)
-        if state.ranks.grouped:
-            # Bad tokens show here: a lease that had to be given up again would count as a use.
-            with state.lock:
-                state.opened().lookup(asked.key, asked.namespace, asked.spans, 0)
-
-    state.ranks.together(read)
+    wanted, stamp, request = context.ranks.together(lambda: _read(context, nbytes, protect))
     lease: Lease | None = None
-    if asked is not None and protect is not None:
-        with state.lock:
-            index = state.opened()
-            lease = index.acquire(asked.key, asked.namespace, asked.spans, protect.length).lease
+    if request is not None and protect is not None:
+        lease = context.contents.lease(request, protect.length).lease
     try:
-        return _make_room(state, wanted) + state.relieve(Relief(state, wanted))
+        return make_room(context, wanted) + relieve(context, Relief(context, wanted))
     finally:
-        state.contents.release(lease, stamp)
+        context.contents.release(lease, stamp)
 
 
-def _make_room(state: State, nbytes: int) -> Eviction:
-    """Under the ledger's limit; where so much room cannot be made on some rank, nothing goes."""
-    if not state.ranks.grouped:
-        return state.cycle(lambda index: index.make_room(nbytes, 0))
+def _read(context: Context, nbytes: int, protect: Hit | None) -> tuple[int, int, Request | None]:
+    """Bytes, the time, and what is to stay."""
+    wanted, stamp = parse_size(nbytes, "nbytes"), context.stamp()
+    if protect is not None and not isinstance(protect, Hit):
+        raise TypeError(f"protect must be a Hit, found {type(protect).__name__}")
+    if protect is None or not protect.length:
+        return wanted, stamp, None
+    request = context.request(protect.tokens, protect.namespace, protect.media, use=False)
+    request.require()
+    if context.ranks.grouped:
+        # Bad tokens show here: a lease that had to be given up again would count as a use.
+        context.contents.lookup(request, 0)
+    return wanted, stamp, request
 
-    def count() -> tuple[int, int]:
-        with state.lock:
-            index = state.opened()
-            over = index.over(nbytes)
-            return (0, 0) if over is None else (1, index.count_units(nbytes=over))
 
-    lows, highs = state.ranks.propose(count, 2)
-    return state.evict_units(highs[1]) if lows[0] else Eviction()
+def make_room(context: Context, nbytes: int) -> Eviction:
+    """Evicts for ``nbytes`` under the ledger's limit; nothing where that much cannot be made on some rank."""
+    if not context.ranks.grouped:
+        return cycle(context, lambda index: index.make_room(nbytes, 0))
+
+    def count(index: CacheIndex) -> RoomBid:
+        over = index.over(nbytes)
+        return RoomBid(0, 0) if over is None else RoomBid(1, index.count_units(nbytes=over))
+
+    lows, highs = context.ranks.propose(RoomBid, lambda: context.contents.read(count))
+    return evict_units(context, highs.units) if lows.possible else Eviction()

@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from kvcache import arrays
-from kvcache.errors import AllocationError, InternalError
+from kvcache.errors import AllocationError
+from kvcache.eviction import Eviction
 from kvcache.layers.base import Refusal
 from kvcache.layers.prompt_cache import Prompt, leaf_bytes
+from kvcache.operations.allocate import allocate
 from kvcache.operations.compact import compact
-from kvcache.operations.copy import Copies, cut
+from kvcache.operations.copy import cut
+from kvcache.operations.evict import Relief, abort, relieve
 from kvcache.operations.plan import Reading, plan
-from kvcache.operations.relief import Relief
-from kvcache.results import Eviction, Stored
+from kvcache.ranks.bids import NONE, FitsBid, LayoutBid, ReadingBid
+from kvcache.results import Stored
 from kvcache.sizes import format_size
 from kvcache.storage.segments import image_figures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from kvcache._core import Plan, Planned
     from kvcache.layers.base import Image
     from kvcache.layers.layout import Layout
-    from kvcache.operations.context import State
-    from kvcache.operations.fetch import Question
+    from kvcache.operations.context import Context
+    from kvcache.request import Request
     from kvcache.results import StoreReason
-    from kvcache.storage.segments import Segment
-
+    from kvcache.storage.segments import Copies, Segment
 
 # In this order ranks agree on a refusal: the one furthest down stands for all.
 _REASONS: Final[tuple[StoreReason, ...]] = (
@@ -40,98 +41,96 @@ _REASONS: Final[tuple[StoreReason, ...]] = (
     "unsupported_layer",
     "batched",
 )
-# No number: not every rank has seen its layout in this combination.
-_NEW: Final = -1
 
 
 class Store:
     """One call of store.
 
     Args:
-        state: The cache's inside.
-        ask: Reads and checks the key and what goes with it.
-        label: Counted by label.
-        donate: The caller's layers are let go of one by one.
-        prompt_length: Where the prompt ends in the key, if the caller says so.
+        context: The cache's inside.
+        request: What to store under, and how.
     """
 
-    def __init__(
-        self,
-        state: State,
-        ask: Callable[[], Question],
-        label: str,
-        donate: bool,
-        prompt_length: int | None,
-    ) -> None:
-        self._state = state
-        self._ask = ask
-        self._label = label
-        self._donate = donate
-        self._prompt_length = prompt_length
+    def __init__(self, context: Context, request: Request) -> None:
+        self._context = context
+        self._request = request
+        self._donate = request.options.donate
         self._evicted = Eviction()
 
-    def run(self, prompt_cache: Any, length: int | None) -> Stored:
+    def run(self, prompt_cache: Any) -> Stored:
         """Stores ``prompt_cache``, or says why not."""
-        ranks = self._state.ranks
-        asked: Question | None = None
+        try:
+            stored = self._store_compactly(self._read(prompt_cache))
+        except Refusal as found:
+            stored = self._result(cast("StoreReason", found.reason), detail=found.detail)
+        with self._context.contents.lock:
+            self._context.contents.opened()
+            self._context.counters.stored(self._request.namespace, stored)
+        return stored
+
+    def _read(self, prompt_cache: Any) -> Reading:
+        """Reads the caller's cache, as all ranks agree to see theirs.
+
+        Raises:
+            Refusal: It cannot be stored, on this rank or on another.
+        """
+        ranks, request = self._context.ranks, self._request
         # Not the exception itself: its frames hold the caller's layers, and a closure would hold it.
         refusal: tuple[str, str] | None = None
         reading: Reading | None = None
 
-        def read() -> tuple[int, ...]:
-            nonlocal asked, refusal, reading
-            asked = self._ask()
+        def read() -> ReadingBid:
+            nonlocal refusal, reading
+            request.require()
             try:
-                reading = self._read(asked, prompt_cache, length)
+                reading = self._read_alone(prompt_cache)
             except Refusal as found:
                 refusal = found.reason, found.detail
-                return 0, _REASONS.index(cast("StoreReason", found.reason)), 0, 0, 0, 0, _NEW
-            number = self._newest(reading) if ranks.grouped else _NEW
-            known = reading.asked if reading.prompt.knows_length or length is not None else 0
-            return 1, 0, reading.asked, known, reading.checkpointed, reading.trimmable, number
+                reason = _REASONS.index(cast("StoreReason", found.reason))
+                return ReadingBid(0, reason, 0, 0, 0, 0, NONE)
+            counted = reading.prompt.knows_length or request.options.length is not None
+            return ReadingBid(
+                storable=1,
+                refusal=0,
+                length=reading.asked,
+                known_length=reading.asked if counted else 0,
+                checkpointed=reading.checkpointed,
+                trimmable=reading.trimmable,
+                layout=self._newest(reading).layout if ranks.grouped else NONE,
+            )
 
-        lows, highs = ranks.propose(read, 7)
-        if asked is None:
-            raise InternalError("a store was read without its key")
-        self._asked = asked
-        try:
-            if not lows[0]:
-                raise _agreed_refusal(refusal, highs[1])
-            # Layers that know no length go with those of other ranks that do.
-            low, high = lows[2], highs[3]
-            if not high:
-                raise Refusal(
-                    "unknown_length",
-                    "no layer counts its tokens: say length= with the tokens that were run, which the last "
-                    "sampled one was not",
-                )
-            if reading is None or low != high:
-                raise Refusal("offset_mismatch", f"ranks hold from {low} to {high} tokens")
-            reading.asked, reading.length = low, _outside_media(asked.spans, low)
-            reading.checkpointed, reading.trimmable = bool(highs[4]), bool(lows[5])
-            if reading.checkpointed and reading.length < low:
-                detail = f"token {low} is inside a media span, where no checkpoint can be used"
-                raise Refusal("truncated", detail)
-            if ranks.grouped:
-                reading.number = self._number(reading, lows[6], highs[6])
-            stored = self._store_compactly(reading)
-        except Refusal as found:
-            stored = self._result(cast("StoreReason", found.reason), detail=found.detail)
-        with self._state.lock:
-            self._state.opened()
-            self._state.counters.stored(asked.namespace, stored)
-        return stored
+        lows, highs = ranks.propose(ReadingBid, read)
+        if not lows.storable:
+            raise _agreed_refusal(refusal, highs.refusal)
+        # Layers that know no length go with those of other ranks that do.
+        length = lows.length
+        if not highs.known_length:
+            raise Refusal(
+                "unknown_length",
+                "no layer counts its tokens: say length= with the tokens that were run, which the last "
+                "sampled one was not",
+            )
+        if reading is None or length != highs.known_length:
+            raise Refusal("offset_mismatch", f"ranks hold from {length} to {highs.known_length} tokens")
+        reading.asked, reading.length = length, _outside_media(request.spans, length)
+        reading.checkpointed, reading.trimmable = bool(highs.checkpointed), bool(lows.trimmable)
+        if reading.checkpointed and reading.length < length:
+            detail = f"token {length} is inside a media span, where no checkpoint can be used"
+            raise Refusal("truncated", detail)
+        if ranks.grouped:
+            reading.number = self._number(reading, lows.layout, highs.layout)
+        return reading
 
-    def _read(self, asked: Question, prompt_cache: Any, length: int | None) -> Reading:
-        prompt = Prompt(prompt_cache)
-        tokens = prompt.length(len(asked.key), length)
+    def _read_alone(self, prompt_cache: Any) -> Reading:
+        prompt, request = Prompt(prompt_cache), self._request
+        tokens = prompt.length(len(request.key), request.options.length)
         layout, images = prompt.layout(), prompt.images()
         prompt.require_rebuild()
-        if self._state.ranks.grouped:
-            self._check_alone(asked, prompt, layout, tokens)
+        if self._context.ranks.grouped:
+            self._check_alone(prompt, layout, tokens)
         return Reading(prompt, layout, tokens, tokens, layout.checkpointed, image_figures(images)[2])
 
-    def _check_alone(self, asked: Question, prompt: Prompt, layout: Layout, length: int) -> None:
+    def _check_alone(self, prompt: Prompt, layout: Layout, length: int) -> None:
         """What may fail on one rank alone, before any of them changes something.
 
         A single process meets it where it plans and copies. Here a draft that had to be given up on
@@ -139,70 +138,68 @@ class Store:
         wait for other ranks, which must not have failed in between.
         """
         arrays.evaluate(prompt.arrays())
-        with self._state.lock:
-            index = self._state.opened()
-            self._state.require_match(asked.namespace, layout)
-            index.lookup(asked.key.head(length), asked.namespace, asked.within(length), 0)
+        contents = self._context.contents
+        with contents.lock:
+            contents.opened()
+            contents.require_match(self._request.namespace, layout)
+        contents.lookup(self._request.head(length), 0)
 
     def _number(self, reading: Reading, low: int, high: int) -> int:
         """The newest number under which every rank knows its layout, or a new one."""
-
-        def propose() -> list[int]:
-            return [self._newest(reading, low)]
-
-        while low not in (high, _NEW):
-            lows, highs = self._state.ranks.propose(propose, 1)
-            low, high = lows[0], highs[0]
-        if low != _NEW:
+        while low not in (high, NONE):
+            lows, highs = self._context.ranks.propose(LayoutBid, partial(self._newest, reading, low))
+            low, high = lows.layout, highs.layout
+        if low != NONE:
             return low
-        with self._state.lock:
-            self._state.opened()
-            return self._state.add_layout(reading.layout)
+        contents = self._context.contents
+        with contents.lock:
+            contents.opened()
+            return contents.layouts.add(reading.layout)
 
-    def _newest(self, reading: Reading, limit: int | None = None) -> int:
-        with self._state.lock:
-            self._state.opened()
-            number = self._state.newest_layout(reading.layout, limit)
-        return _NEW if number is None else number
+    def _newest(self, reading: Reading, limit: int | None = None) -> LayoutBid:
+        contents = self._context.contents
+        with contents.lock:
+            contents.opened()
+            number = contents.layouts.newest(reading.layout, limit)
+        return LayoutBid(NONE if number is None else number)
 
     def _store_compactly(self, reading: Reading) -> Stored:
-        segments, grouped = self._state.segments, self._state.ranks.grouped
+        segments, grouped = self._context.contents.segments, self._context.ranks.grouped
         joins = segments.joins
         stored = self._store(reading)
         # Ranks decide by what all of them see: their nodes are joined alike, their parts may differ.
         if joins != segments.joins or (segments.crowded and not grouped):
-            evicted = compact(self._state, self._asked, stored.length)
+            evicted = compact(self._context, self._request, stored.length)
             stored = replace(stored, evicted=stored.evicted + evicted)
         return stored
 
     def _store(self, reading: Reading) -> Stored:
         """Plans and copies until a commit finds the tree as the plan saw it."""
+        context = self._context
         while True:
-            step = plan(self._state, self._asked, reading, self._label, self._prompt_length)
-            self._evicted += step.evicted
-            if step.outcome != "ready" or step.planned is None:
-                return self._without_copy(step.outcome, reading)
-            planned = step.planned
+            outcome, planned, halved, evicted = plan(context, self._request, reading)
+            self._evicted += evicted
+            if outcome != "ready" or planned is None:
+                return self._without_copy(outcome, reading)
             try:
-                copies = self._copy(planned, reading, step.halved)
+                copies = self._copy(planned, reading, halved)
             except BaseException as error:
-                given_up = self._state.abort(planned.plan)
+                given_up = abort(context, planned.plan)
                 if isinstance(error, AllocationError):
                     error.evicted = self._evicted + error.evicted + given_up
                 raise
-            step.halved = None
-            if self._commit(planned, copies, reading):
+            # A caller's arrays and halves must not be held while the commit drops what they replace.
+            halved = None
+            number, layout, stamp = reading.planned, reading.layout, self._request.stamp
+            if context.contents.commit(cast("Plan", planned.plan), copies, number, layout, stamp):
                 break
             if self._donate:
                 return self._given_up(reading.length)
-        added = arrays.nbytes(
-            array for number, _, _ in planned.segments for array in copies.segments[number]
-        ) + (0 if copies.checkpoint is None else image_figures(copies.checkpoint[1])[0])
         return self._result(
             "stored" if planned.length == reading.asked else "truncated",
             length=planned.length,
             new_tokens=planned.length - planned.matched,
-            nbytes=added,
+            nbytes=_added_bytes(planned, copies),
         )
 
     def _without_copy(self, outcome: str, reading: Reading) -> Stored:
@@ -213,10 +210,9 @@ class Store:
             return self._result("already" if whole else "truncated", length=reading.length)
         if outcome == "too_large":
             held = self._held(reading.length)
-            return self._result(
-                "too_large", length=held, detail="it does not fit the limits beside what is pinned or in use"
-            )
-        return self._result("truncated", detail="no token stands before the media span")
+            detail = "it does not fit the limits next to what is pinned or in use"
+            return self._result("too_large", length=held, detail=detail)
+        return self._result("truncated", detail="no token comes before the media span")
 
     def _given_up(self, length: int) -> Stored:
         """The tree changed while the caller's cache was let go of: there is nothing to plan again with."""
@@ -226,25 +222,22 @@ class Store:
 
     def _held(self, length: int) -> int:
         """Tokens of the key that are held already."""
-        asked = self._asked
-        key, spans = asked.key.head(length), asked.within(length)
-        return self._state.contents.read(
-            lambda index: index.lookup(key, asked.namespace, spans, length).length
-        )
+        return self._context.contents.lookup(self._request.head(length), length).length
 
     def _copy(self, planned: Planned, reading: Reading, halved: Segment | None) -> Copies:
-        state, prompt = self._state, reading.prompt
+        context, prompt = self._context, reading.prompt
         images = prompt.images()
         tokens = planned.length - planned.matched
-        nbytes = self._allocation(planned, reading, images, halved)
+        nbytes = _allocation(planned, reading, images, halved)
         # A donated layer is let go of once its copy is made: one layer is held twice for a moment.
-        need = self._allocation(planned, reading, images, halved, donated=True) if self._donate else nbytes
+        need = _allocation(planned, reading, images, halved, donated=True) if self._donate else nbytes
         # What is donated is no growth, and never refused for what one layer takes for a moment.
         growth = _part_bytes(halved) if self._donate else nbytes
         self._require_memory(growth, spare=True)
-        self._evicted += state.relieve(Relief(state, need))
+        self._evicted += relieve(context, Relief(context, need))
         self._require_memory(growth, spare=False)
-        copies, evicted = state.allocating(
+        copies, evicted = allocate(
+            context,
             lambda: cut(planned, prompt, images, halved, self._donate),
             nbytes,
             f"storing {tokens} tokens",
@@ -253,49 +246,44 @@ class Store:
         self._evicted += evicted
         return copies
 
-    @staticmethod
-    def _allocation(
-        planned: Planned,
-        reading: Reading,
-        images: list[Image],
-        halved: Segment | None,
-        *,
-        donated: bool = False,
-    ) -> int:
-        """Bytes that the copy adds to what is held, at its peak: new tokens, halves of a split, images."""
-        tokens = planned.length - planned.matched
-        layers = [tokens * leaf_bytes(leaf) for leaf in reading.layout.spans]
-        layers += [arrays.nbytes(image.arrays) * (2 if image.computed else 1) for image in images]
-        return _part_bytes(halved) + (max(layers, default=0) if donated else sum(layers))
-
     def _require_memory(self, need: int, *, spare: bool) -> None:
-        """Refuses a store that no eviction brings under ``memory_limit``, before anything goes for it.
+        """Refuses a store that no eviction brings under ``memory_limit``, before anything is evicted for it.
 
         Args:
             need: Bytes that it adds.
             spare: Count what could be evicted as free.
         """
+        context = self._context
 
-        def fits() -> tuple[bool]:
-            over = self._state.limits.over(need) if need else 0
+        def fits() -> FitsBid:
+            over = context.limits.over(need) if need else 0
             if over and spare:
-                over -= self._state.contents.read(lambda index: index.nbytes - index.leased_bytes)
-            return (over <= 0,)
+                over -= context.contents.read(lambda index: index.nbytes - index.leased_bytes)
+            return FitsBid(over <= 0)
 
-        if not self._state.ranks.propose(fits, 1)[0][0]:
+        if not context.ranks.propose(FitsBid, fits).lows.fits:
             raise Refusal("too_large", f"{format_size(need)} more do not fit under memory_limit")
-
-    def _commit(self, planned: Planned, copies: Copies, reading: Reading) -> bool:
-        state, plan = self._state, cast("Plan", planned.plan)
-        with state.lock:
-            state.opened()
-            state.keep_layout(reading.planned, reading.layout)
-            return state.contents.commit(plan, copies, self._asked.stamp)
 
     def _result(
         self, reason: StoreReason, *, length: int = 0, new_tokens: int = 0, nbytes: int = 0, detail: str = ""
     ) -> Stored:
         return Stored(length, new_tokens, nbytes, reason, self._evicted, detail)
+
+
+def _allocation(
+    planned: Planned, reading: Reading, images: list[Image], halved: Segment | None, *, donated: bool = False
+) -> int:
+    """Bytes that the copy adds to what is held, at its peak: new tokens, halves of a split, images."""
+    tokens = planned.length - planned.matched
+    layers = [tokens * leaf_bytes(leaf) for leaf in reading.layout.spans]
+    layers += [arrays.nbytes(image.arrays) * (2 if image.computed else 1) for image in images]
+    return _part_bytes(halved) + (max(layers, default=0) if donated else sum(layers))
+
+
+def _added_bytes(planned: Planned, copies: Copies) -> int:
+    new = [array for number, _, _ in planned.segments for array in copies.segments[number]]
+    images = 0 if copies.checkpoint is None else image_figures(copies.checkpoint[1])[0]
+    return arrays.nbytes(new) + images
 
 
 def _part_bytes(segment: Segment | None) -> int:

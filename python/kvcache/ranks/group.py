@@ -13,17 +13,31 @@ from __future__ import annotations
 import os
 import sys
 import zlib
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, cast
 
 import mlx.core as mx
 
 from kvcache.errors import InternalError, RankError
+from kvcache.ranks.bids import CheckBid, Nothing, Units
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 T = TypeVar("T")
+Bid = TypeVar("Bid", bound=tuple[int, ...])
 CHECK: Final = "KVCACHE_CHECK_RANKS"
+
+
+class Agreed(NamedTuple, Generic[Bid]):
+    """The smallest and the largest of each value over all ranks."""
+
+    lows: Bid
+    highs: Bid
+
+    @property
+    def equal(self) -> bool:
+        """Whether all ranks have said the same."""
+        return self.lows == self.highs
 
 
 class Ranks:
@@ -43,15 +57,66 @@ class Ranks:
         self.collectives = 0
         self.checked = self.grouped and os.environ.get(CHECK, "") not in ("", "0")
 
-    def agree(self, *values: int) -> tuple[list[int], list[int]]:
-        """The smallest and the largest of each value over all ranks. One collective.
+    def agree(self, bid: Bid) -> Agreed[Bid]:
+        """Agrees on values that are there. One collective."""
+        if not self.grouped:
+            return Agreed(bid, bid)
+        rows = self._all(bid)
+        return _agreed(type(bid), rows)
 
-        Values have 32 bits.
+    def propose(self, kind: type[Bid], action: Callable[[], Bid]) -> Agreed[Bid]:
+        """Has each rank compute a bid, and agrees on it. One collective.
+
+        Raises:
+            RankError: Another rank failed. Where this one failed, its own exception.
         """
         if not self.grouped:
-            return list(values), list(values)
-        columns = list(zip(*self._all(values), strict=True))
-        return [min(column) for column in columns], [max(column) for column in columns]
+            bid = action()
+            return Agreed(bid, bid)
+        width = len(cast("Any", kind)._fields)
+        return _agreed(kind, self._attempt(action, width))
+
+    def propose_values(self, action: Callable[[], Sequence[int]], width: int) -> Agreed[tuple[int, ...]]:
+        """As :meth:`propose`, for a number of values that only the caller knows."""
+        if not self.grouped:
+            values = tuple(action())
+            return Agreed(values, values)
+        return _agreed(tuple, self._attempt(action, width))
+
+    def together(self, action: Callable[[], T]) -> T:
+        """Runs ``action`` on each rank; it counts only if it succeeded on all. One collective.
+
+        Raises:
+            RankError: Another rank failed. Where this one failed, its own exception.
+        """
+        if not self.grouped:
+            return action()
+        result: list[T] = []
+
+        def act() -> Nothing:
+            result.append(action())
+            return Nothing()
+
+        self.propose(Nothing, act)
+        return result[0]
+
+    def most(self, count: Callable[[], int]) -> int:
+        """The largest count of units over all ranks. One collective."""
+        return self.propose(Units, lambda: Units(count())).highs.units if self.grouped else count()
+
+    def _attempt(self, action: Callable[[], Sequence[int]], width: int) -> list[list[int]]:
+        failure: BaseException | None = None
+        values: Sequence[int] = [0] * width
+        try:
+            values = action()
+        except Exception as error:  # noqa: BLE001 - raised once all ranks know
+            failure = error
+        rows = self._all([failure is None, *values])
+        try:
+            _raise(failure, [rank for rank, row in enumerate(rows) if not row[0]])
+        finally:
+            failure = None
+        return [row[1:] for row in rows]
 
     def _all(self, values: Sequence[int]) -> list[list[int]]:
         """The values of every rank, by rank. One collective.
@@ -62,50 +127,8 @@ class Ranks:
         self.collectives += 1
         width = len(values)
         mine = mx.array(list(values), dtype=mx.int32)
-        told: list[int] = mx.distributed.all_gather(mine, group=self._group).tolist()  # type: ignore[assignment]
-        return [told[at : at + width] for at in range(0, len(told), width)]
-
-    def propose(self, action: Callable[[], Sequence[int]], width: int) -> tuple[list[int], list[int]]:
-        """Computes ``width`` values on each rank and agrees on them. One collective.
-
-        Raises:
-            RankError: Another rank failed. Where this one failed, its own exception.
-        """
-        if not self.grouped:
-            values = list(action())
-            return values, values
-        failure: BaseException | None = None
-        values = [0] * width
-        try:
-            values = list(action())
-        except Exception as error:  # noqa: BLE001 - raised once all ranks know
-            failure = error
-        told = self._all([failure is None, *values])
-        try:
-            _raise(failure, [rank for rank, row in enumerate(told) if not row[0]])
-        finally:
-            failure = None
-        columns = list(zip(*told, strict=True))[1:]
-        return [min(column) for column in columns], [max(column) for column in columns]
-
-    def together(self, action: Callable[[], T]) -> T:
-        """Runs ``action`` on each rank; it counts only if it succeeded on all. One collective.
-
-        Raises:
-            RankError: Another rank failed. Where this one failed, its own exception.
-        """
-        result: list[T] = []
-
-        def act() -> tuple[()]:
-            result.append(action())
-            return ()
-
-        self.propose(act, 0)
-        return result[0]
-
-    def most(self, count: Callable[[], int]) -> int:
-        """The largest count of units over all ranks. One collective."""
-        return self.propose(lambda: [count()], 1)[1][0]
+        gathered = cast("list[int]", mx.distributed.all_gather(mine, group=self._group).tolist())
+        return [gathered[at : at + width] for at in range(0, len(gathered), width)]
 
     def settle(self) -> None:
         """Before a call's first collective: what the model has under way on a stream of its own ends.
@@ -130,23 +153,31 @@ class Ranks:
         Raises:
             InternalError: Names the first difference, as each rank has it; on all ranks.
         """
-        lows, highs = self.agree(_code(call), closed, len(lines), _code("\n".join(lines)))
-        if lows[0] != highs[0]:
+        mine = CheckBid(_code(call), closed, len(lines), _code("\n".join(lines)))
+        lows, highs = agreed = self.agree(mine)
+        if lows.call != highs.call:
             raise InternalError(f"the ranks make different calls: {self._each(call)}")
-        if highs[1] or lows == highs:
+        if highs.closed or agreed.equal:
             return
-        shared = lows[2]
-        low, high = self.agree(*map(_code, lines[:shared])) if shared else ([], [])
+        shared = lows.lines
+        none: tuple[int, ...] = ()
+        low, high = self.agree(tuple(map(_code, lines[:shared]))) if shared else (none, none)
         at = next((at for at in range(shared) if low[at] != high[at]), shared)
-        mine = lines[at] if at < len(lines) else "nothing more"
-        raise InternalError(f"the ranks' indexes differ before {call}, in line {at}: {self._each(mine)}")
+        line = lines[at] if at < len(lines) else "nothing more"
+        raise InternalError(f"the ranks' indexes differ before {call}, in line {at}: {self._each(line)}")
 
     def _each(self, text: str) -> str:
         """What each rank says. Two collectives."""
         said = text.encode()
-        longest = self.agree(len(said))[1][0]
+        longest = max(self.agree((len(said),)).highs)
         texts = [bytes(row).decode().rstrip() for row in self._all(said.ljust(longest))]
         return "; ".join(f"rank {rank} has {text!r}" for rank, text in enumerate(texts))
+
+
+def _agreed(kind: type[Bid], rows: list[list[int]]) -> Agreed[Bid]:
+    make = cast("Callable[[Sequence[int]], Bid]", getattr(kind, "_make", kind))
+    columns = list(zip(*rows, strict=True))
+    return Agreed(make([min(column) for column in columns]), make([max(column) for column in columns]))
 
 
 def _raise(failure: BaseException | None, failed: list[int]) -> None:

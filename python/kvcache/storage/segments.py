@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kvcache import arrays
@@ -19,6 +20,30 @@ Part = list[arrays.Array]
 Segment = list[Part]
 # The images of all window and state layers after one node's last token, in layer order.
 Checkpoint = list["Image"]
+
+
+@dataclass
+class Piece:
+    """A segment's part in a hit.
+
+    Attributes:
+        segment: Its arrays.
+        tokens: Leading tokens used.
+        owned: It was taken out of the cache: its arrays go as soon as they are copied.
+    """
+
+    segment: list[Array | None]
+    tokens: int
+    owned: bool = False
+
+
+@dataclass
+class Copies:
+    """What a store is going to commit."""
+
+    segments: dict[int, Part]
+    checkpoint: tuple[int, Checkpoint] | None
+
 
 # Parts of a segment from which every store on its path tries to make them fewer.
 MANY: Final = 64

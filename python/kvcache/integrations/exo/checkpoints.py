@@ -5,7 +5,7 @@ A snapshot holds the layers that cannot be cut, as they were at one token; the o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from loguru import logger
 
@@ -24,6 +24,24 @@ if TYPE_CHECKING:
 _FAR: Final = (1 << 31) - 1
 
 
+class _Bid(NamedTuple):
+    """A rank's prefill.
+
+    Attributes:
+        length: Tokens that its layers hold; 0 where they do not say.
+        end: Where it can store the whole; 0 where it cannot.
+        spans_only: All its layers can be cut at any token.
+        most: Its snapshots that can be stored.
+        fewest: The same; beyond all counts where it needs none.
+    """
+
+    length: int
+    end: int
+    spans_only: int
+    most: int
+    fewest: int
+
+
 def agreed(
     ranks: Ranks, request: Request, cache: list[Any], snapshots: Sequence[Any]
 ) -> tuple[dict[int, list[Any]], int]:
@@ -36,17 +54,18 @@ def agreed(
     own: dict[int, list[Any]] = {}
     spans_only = False
 
-    def propose() -> tuple[int, int, int, int, int]:
+    def propose() -> _Bid:
         nonlocal own, spans_only
         length, spans_only = _length(cache)
         if spans_only:
-            return length, length or _FAR, True, 0, _FAR
+            return _Bid(length, length or _FAR, spans_only=True, most=0, fewest=_FAR)
         own, sound = _rebuilt(request, cache, snapshots, length)
         # 0 keeps the other ranks from storing the whole, too.
-        return length, (length or _FAR) if sound else 0, False, len(own), len(own)
+        end = (length or _FAR) if sound else 0
+        return _Bid(length, end, spans_only=False, most=len(own), fewest=len(own))
 
-    lows, highs = ranks.propose(propose, 5)
-    longest, shortest, all_spans = highs[0], lows[1], bool(lows[2])
+    lows, highs = ranks.propose(_Bid, propose)
+    longest, shortest, all_spans = highs.length, lows.end, bool(lows.spans_only)
     if not 0 < longest <= len(request):
         logger.warning(
             "nothing is stored for {} tokens: the layers do not say how many they hold, differ, or hold more",
@@ -56,7 +75,7 @@ def agreed(
     end = request.before(shortest)
     if end < longest and not all_spans:
         end = 0
-    count, fewest = highs[3], lows[4]
+    count, fewest = highs.most, lows.fewest
     if count == 0 or count != fewest:
         return {}, end
 
@@ -64,8 +83,8 @@ def agreed(
         mine = sorted(own)
         return [*(mine or [0] * count), *(mine or [_FAR] * count)]
 
-    lows, highs = ranks.propose(places, 2 * count)
-    both = zip(highs[:count], lows[count:], strict=True)
+    lowest, highest = ranks.propose_values(places, 2 * count)
+    both = zip(highest[:count], lowest[count:], strict=True)
     found = {at: rewound(cache, None, at) if spans_only else own.get(at) for at, low in both if at == low}
     # What cannot be made here is refused here, and therefore everywhere: nobody waits.
     return {at: layers or [] for at, layers in found.items() if at != end}, end

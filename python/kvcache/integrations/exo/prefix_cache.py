@@ -8,21 +8,20 @@ import mlx.core as mx
 import psutil
 from loguru import logger
 
-from kvcache._core import Tokens
 from kvcache.cache import KVPrefixCache as PrefixCache
 from kvcache.errors import AllocationError
 from kvcache.integrations.exo.checkpoints import agreed
 from kvcache.integrations.exo.handles import Entry, Handles, Rates
 from kvcache.integrations.exo.pressure import MemoryPressure
 from kvcache.integrations.exo.request import Request
-from kvcache.operations.fetch import rest
-from kvcache.results import media_keys
+from kvcache.ranks.group import Ranks
+from kvcache.request import rest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from kvcache.eviction import Eviction
     from kvcache.memory.pressure import PressureSource
-    from kvcache.results import Eviction
 
 
 class KVPrefixCache:
@@ -79,6 +78,7 @@ class KVPrefixCache:
             group=group,
         )
         self._group = group
+        self._ranks = Ranks(group)
         self._make_cache = _fresh if make_cache is None else make_cache
         self._handles = Handles()
         self.prefill_tps = Rates(self._handles)
@@ -86,12 +86,12 @@ class KVPrefixCache:
     @property
     def prompts(self) -> list[mx.array]:
         """A copy of the prompts whose KV is held to its end, in order of their making. O(tokens)."""
-        state, found = self.cache._state, []
+        found = []
         for _, entry in self._handles.entries():
             part = entry.request.head(entry.held)
-            with state.lock:
-                match = state.opened().lookup(Tokens(part.tokens), "", media_keys(part.spans), entry.held)
-            if match.length == entry.held:
+            # One token more than is asked for: a hit always leaves one to run.
+            held = self.cache.peek([*part.tokens, 0], media=part.spans)
+            if held.length == entry.held:
                 found.append(mx.array(entry.request.tokens))
         return found
 
@@ -219,7 +219,7 @@ class KVPrefixCache:
     def _keep(
         self, request: Request, cache: list[Any], snapshots: Sequence[Any] | None, prefill_tps: float
     ) -> Entry | None:
-        checkpoints, end = agreed(self.cache._state.ranks, request, cache, list(snapshots or ()))
+        checkpoints, end = agreed(self._ranks, request, cache, list(snapshots or ()))
         held = 0
         for at, layers in checkpoints.items():
             held = max(held, self._store(request, layers, at))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from kvcache._core import Tokens
-from kvcache.results import MediaSpan
+from kvcache.media import MediaSpan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

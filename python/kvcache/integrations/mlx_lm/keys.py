@@ -8,7 +8,7 @@ from collections import Counter, OrderedDict
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
-from kvcache.results import MediaSpan
+from kvcache.media import MediaSpan
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence

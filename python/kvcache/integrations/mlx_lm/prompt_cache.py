@@ -13,18 +13,22 @@ from kvcache._core import SectionLock
 from kvcache.arrays import Array
 from kvcache.cache import KVPrefixCache
 from kvcache.errors import AllocationError, BusyError, ConfigError
+from kvcache.eviction import Eviction
 from kvcache.integrations.mlx_lm.entries import Gone, Spans, layers
 from kvcache.integrations.mlx_lm.keys import Ends, Namespaces, plain, split_images
-from kvcache.results import Eviction, Stored
+from kvcache.operations.evict import finish
+from kvcache.results import Stored
 from kvcache.sizes import format_size, parse_size
+from kvcache.storage.contents import Removed
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     from kvcache._core import Dropped
+    from kvcache.media import MediaSpan
     from kvcache.memory.pressure import PressureSource
     from kvcache.memory.reclaim import GcPolicy
-    from kvcache.results import MediaSpan
+    from kvcache.stats import LabelFigures
 
 CACHE_TYPES: Final = ("assistant", "user", "system")
 # The label of an end that a longer sequence continues: it serves, and counts as no sequence.
@@ -114,7 +118,7 @@ class PromptCache:
 
     def __len__(self) -> int:
         """Sequences held."""
-        return self.cache._state.contents.read(lambda _: self._sequences())
+        return self._sequences(self.cache.stats().by_label)
 
     @property
     def nbytes(self) -> int:
@@ -278,26 +282,27 @@ class PromptCache:
 
     def stats_by_type(self) -> dict[str, dict[str, int]]:
         """``n_sequences`` and ``n_bytes`` of each cache type; bytes count for whoever stored them first."""
-        figures = self.cache._state.contents.read(lambda _: self.cache._state.by_label())
-        empty = (0, 0)
+        figures, empty = self.cache.stats().by_label, (0, 0)
         return {
             each: dict(zip(("n_sequences", "n_bytes"), figures.get(each, empty), strict=True))
             for each in CACHE_TYPES
         }
 
-    def _sequences(self) -> int:
-        """Sequences held; under the cache's lock."""
-        figures = self.cache._state.by_label()
-        return sum(figures[each][0] for each in CACHE_TYPES if each in figures)
+    def _sequences(self, figures: Mapping[str, LabelFigures]) -> int:
+        return sum(figures[each].sequences for each in CACHE_TYPES if each in figures)
 
     def _trim_sequences(self, most: int) -> Eviction:
         """One eviction cycle that leaves at most ``most`` sequences, oldest first."""
-        state, gone, arrays = self.cache._state, Gone(), list[Array]()
-        with state.lock:
-            index = state.opened()
-            while self._sequences() > most and (dropped := index.evict(sequences=1)):
+        context, gone, arrays = self.cache._context, Gone(), list[Array]()
+        contents = context.contents
+        with contents.lock:
+            index = contents.opened()
+            while self._sequences(contents.by_label(index, None)) > most:
+                dropped = index.evict(sequences=1)
+                if not dropped:
+                    break
                 gone.add(dropped)
-                arrays += state.contents.settle()
+                arrays += contents.settle()
         if not arrays:
             return Eviction()
-        return state.finish(cast("Dropped", gone), arrays)
+        return finish(context, Removed(cast("Dropped", gone), arrays))

@@ -1,0 +1,43 @@
+"""What an eviction dropped, and what came back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Eviction:
+    """What an eviction dropped, and what came back.
+
+    Attributes:
+        segments: Segments of KV dropped.
+        checkpoints: Checkpoints dropped.
+        tokens: Tokens of KV dropped.
+        nbytes: Bytes dropped, by the ledger.
+        freed: Bytes that came back: MLX active + cached memory before - after, whatever the
+            collection and the cleared pool gave back.
+        cycles: Eviction cycles: each drops, collects, clears and measures once.
+        seconds: Time spent in reclaim.
+    """
+
+    segments: int = 0
+    checkpoints: int = 0
+    tokens: int = 0
+    nbytes: int = 0
+    freed: int = 0
+    cycles: int = 0
+    seconds: float = 0.0
+
+    def __bool__(self) -> bool:
+        return self.segments > 0 or self.checkpoints > 0
+
+    def __add__(self, other: Eviction) -> Eviction:
+        return Eviction(
+            segments=self.segments + other.segments,
+            checkpoints=self.checkpoints + other.checkpoints,
+            tokens=self.tokens + other.tokens,
+            nbytes=self.nbytes + other.nbytes,
+            freed=self.freed + other.freed,
+            cycles=self.cycles + other.cycles,
+            seconds=self.seconds + other.seconds,
+        )

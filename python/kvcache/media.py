@@ -1,0 +1,77 @@
+"""Spans of a prompt that stand for images, audio and other content."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from kvcache.arguments import is_whole, text
+from kvcache.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class MediaSpan:
+    """Tokens ``[start, start + length)`` stand for this content.
+
+    Attributes:
+        start: First token.
+        length: Length in tokens, at least 1.
+        digest: Content hash, including whatever changes the content's embedding (size, crop, ...).
+            A text is the same digest as its UTF-8 bytes.
+    """
+
+    start: int
+    length: int
+    digest: bytes | str
+
+    def __post_init__(self) -> None:
+        for name in ("start", "length"):
+            value = getattr(self, name)
+            if not is_whole(value):
+                raise TypeError(f"MediaSpan.{name} must be an int, found {type(value).__name__}")
+        if self.start < 0 or self.length < 1:
+            raise ConfigError(
+                "a media span needs start >= 0 and length >= 1, "
+                f"found start={self.start}, length={self.length}"
+            )
+        if not isinstance(self.digest, bytes | str) or not self.digest:
+            raise ConfigError(f"a media span needs a digest (bytes or str, not empty), found {self.digest!r}")
+        if isinstance(self.digest, str):
+            text("MediaSpan.digest", self.digest)
+
+    def key(self) -> tuple[int, int, bytes]:
+        """The span as the index takes it: a text is its UTF-8 bytes."""
+        return self.start, self.length, self.digest.encode() if isinstance(self.digest, str) else self.digest
+
+
+def read_media(media: Iterable[MediaSpan], tokens: int) -> tuple[MediaSpan, ...]:
+    """The spans of a prompt of ``tokens``, read once and in order of their start.
+
+    Every call that takes ``media`` reads it here, so that all of them refuse the same.
+
+    Raises:
+        TypeError: No iterable of spans.
+        ConfigError: Spans that overlap, or that end past the tokens.
+    """
+    if not isinstance(media, Iterable):
+        raise TypeError(f"media must be an iterable of MediaSpan, found {type(media).__name__}")
+    spans = tuple(media)
+    for span in spans:
+        if not isinstance(span, MediaSpan):
+            raise TypeError(f"media must be an iterable of MediaSpan, found {type(span).__name__} in it")
+    spans = tuple(sorted(spans, key=lambda span: span.start))
+    for span, following in pairwise(spans):
+        if span.start + span.length > following.start:
+            raise ConfigError(
+                f"media spans must not overlap: one is at [{span.start}, {span.start + span.length}), "
+                f"the next one starts at {following.start}"
+            )
+    if spans and (end := spans[-1].start + spans[-1].length) > tokens:
+        raise ConfigError(f"a media span ends at {end}, past the end of the {tokens} tokens")
+    return spans
+
+
+def media_keys(spans: Iterable[MediaSpan]) -> list[tuple[int, int, bytes]]:
+    """The spans as the index takes them, in order of their start."""
+    return [span.key() for span in sorted(spans, key=lambda span: span.start)]
