@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvcache import ClosedError, KVPrefixCache, storing
+from kvcache import ClosedError, KVPrefixCache
+from kvcache.operations import store as storing
 from tests.support.faults import assert_settled
 from tests.support.memory import active, charged, charges
 from tests.support.models import MODELS, prompt

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvcache import arrays, compacting, contents, copying, fetching, results, segments, state, storing
+from kvcache import Eviction, arrays, media
+from kvcache.operations import compact, copy, evict, fetch
 from kvcache.stats import Counters
+from kvcache.storage import contents, segments
 from tests.fuzz.runner import WorldFailure, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Worlds before the harness has to have seen it.
+# Operations within which the harness has to have seen it.
 OPERATIONS = 1500
 
 Patch = pytest.MonkeyPatch
+
+
+def _replace(patch: Patch, function: Callable[..., Any], replacement: Callable[..., Any]) -> None:
+    """In every module that calls it."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("kvcache.") and getattr(module, function.__name__, None) is function:
+            patch.setattr(module, function.__name__, replacement)
 
 
 def _join_loses_a_part(patch: Patch) -> None:
@@ -41,8 +51,8 @@ def _join_turns_parts_round(patch: Patch) -> None:
 
 
 def _compaction_turns_parts_round(patch: Patch) -> None:
-    merge = compacting._merge
-    patch.setattr(compacting, "_merge", lambda old, runs: merge(list(reversed(old)), runs))
+    merge = compact._merge
+    patch.setattr(compact, "_merge", lambda old, runs: merge(list(reversed(old)), runs))
 
 
 def _nothing_is_settled(patch: Patch) -> None:
@@ -77,10 +87,8 @@ def _counters_are_off(patch: Patch) -> None:
 
 
 def _evictions_are_not_reported(patch: Patch) -> None:
-    finish = state.State.finish
-    patch.setattr(
-        state.State, "finish", lambda self, dropped, held: replace(finish(self, dropped, held), nbytes=0)
-    )
+    finish = evict.finish
+    _replace(patch, finish, lambda context, removed: replace(finish(context, removed), nbytes=0))
 
 
 def _a_lease_stays(patch: Patch) -> None:
@@ -89,54 +97,50 @@ def _a_lease_stays(patch: Patch) -> None:
 
 
 def _a_hit_has_one_token_too_many(patch: Patch) -> None:
-    hit_of = fetching.hit_of
-    patch.setattr(
-        fetching,
-        "hit_of",
-        lambda found, asked, cache: replace(
-            hit := hit_of(found, asked, cache), length=hit.length + (hit.length > 2)
-        ),
-    )
+    hit_of = fetch._hit
+
+    def longer(*arguments: Any) -> Any:
+        hit = hit_of(*arguments)
+        return replace(hit, length=hit.length + (hit.length > 2))
+
+    patch.setattr(fetch, "_hit", longer)
 
 
 def _media_play_no_part(patch: Patch) -> None:
-    for module in (fetching, results):
-        patch.setattr(module, "media_keys", lambda _: [])
+    _replace(patch, media.media_keys, lambda _: [])
 
 
 def _images_are_of_zeros(patch: Patch) -> None:
-    restore = copying._restore
+    restore = copy._restore
 
     def wrong(image: Any, length: int | None, made: list[Any]) -> Any:
         zeros = [array * 0 for array in image.arrays]
         return restore(replace(image, arrays=zeros), length, made)
 
-    patch.setattr(copying, "_restore", wrong)
+    patch.setattr(copy, "_restore", wrong)
 
 
 def _a_plan_stays_open(patch: Patch) -> None:
     kept: list[Any] = []
-    patch.setattr(state.State, "abort", lambda _self, plan: kept.append(plan) or results.Eviction())
+    _replace(patch, evict.abort, lambda _context, plan: kept.append(plan) or Eviction())
 
 
 def _what_is_donated_is_kept(patch: Patch) -> None:
-    cut = storing.cut
-    patch.setattr(
-        storing, "cut", lambda planned, prompt, images, halved, _: cut(planned, prompt, images, halved, False)
+    cut = copy.cut
+    _replace(
+        patch, cut, lambda planned, prompt, images, halved, _: cut(planned, prompt, images, halved, False)
     )
 
 
 def _everything_is_evicted(patch: Patch) -> None:
-    evict = state.State.evict
-    patch.setattr(
-        state.State, "evict", lambda self, need: evict(self, lambda index: (need(index)[0] and 10**12, 0))
-    )
+    some = evict.evict
+    _replace(patch, some, lambda context, need: some(context, lambda index: (need(index)[0] and 10**12, 0)))
 
 
 FAULTS: dict[str, Callable[[Patch], None]] = {
     name[1:]: value
     for name, value in list(globals().items())
-    if name.startswith("_") and not name.startswith("__") and callable(value)
+    if name.startswith("_") and not name.startswith("__") and callable(value) and value is not _replace
 }
 
 
