@@ -214,9 +214,11 @@ class Store:
         if outcome == "too_large":
             held = self._held(reading.length)
             return self._result(
-                "too_large", length=held, detail="it does not fit the limits beside what is pinned or in use"
+                "too_large",
+                length=held,
+                detail="no more of it fits under max_bytes or max_buffers, given what is pinned or in use",
             )
-        return self._result("truncated", detail="no token stands before the media span")
+        return self._result("truncated", detail="no token comes before the media span")
 
     def _given_up(self, length: int) -> Stored:
         """The tree changed while the caller's cache was let go of: there is nothing to plan again with."""
