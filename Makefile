@@ -39,7 +39,7 @@ $(VENV)/.built: $(VENV)/.created pyproject.toml $(RUST_SOURCES)
 	env -u CONDA_PREFIX PIP_QUIET=1 VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin develop --release --quiet
 	@touch $@
 
-lock:  ## resolve requirements/ anew; LOCK_ARGS=--upgrade takes newer versions
+lock:  ## resolve requirements/ again; LOCK_ARGS=--upgrade takes newer versions
 	$(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet "uv>=0.9"
 	$(LOCK) --extra dev --extra bench --extra docs --output-file requirements/dev.txt pyproject.toml
 	$(LOCK) --constraints requirements/dev.txt --output-file requirements/cpu.txt requirements/cpu.in
@@ -119,7 +119,7 @@ format:  ## format Rust and Python in place
 docs: build  ## the documentation in docs/_build/html; a warning is an error
 	$(PRELOAD) $(BIN)/sphinx-build -W --keep-going -n -b html -q docs docs/_build/html
 
-bench: build  ## lookups and inserts beside libc memcmp; fails where a bar is missed
+bench: build  ## lookups and inserts against libc memcmp; fails where a bar is missed
 	$(BIN)/python -m pytest benches --benchmark-only --benchmark-disable-gc $(PYTEST_ARGS)
 
 bench-memory: build  ## what evictions give back, exact allocator and default pool; fails where a bar is missed
@@ -135,7 +135,7 @@ bench-segments: build  ## what segment_tokens costs and buys; writes benches/res
 profile: build  ## where the index's time goes (Linux, needs perf); writes benches/results/profile.md
 	$(BIN)/python benches/profile.py
 
-bench-server: build  ## mlx_lm.server beside kvcache serve; fails above half of the prefill tokens
+bench-server: build  ## mlx_lm.server against kvcache serve; fails above half of the prefill tokens
 	$(PRELOAD) $(BIN)/python benches/server/run.py --output benches/results/server.md
 
 bench-stops: build  ## 50 stops of kvcache serve of each kind by each signal; fails unless all end with status 0
@@ -144,7 +144,7 @@ bench-stops: build  ## 50 stops of kvcache serve of each kind by each signal; fa
 bench-ranks: build  ## what agreement of two ranks adds to a fetch; fails where a bar is missed
 	$(BIN)/python -m benches.ranks.fetch
 
-bench-peers: build  ## prefix indexes of other projects beside ours; writes benches/results/peers.md
+bench-peers: build  ## prefix indexes of other projects against ours; writes benches/results/peers.md
 	-$(BIN)/python -m pip install --quiet --no-deps --target target/peers/python vllm-mlx
 	$(BIN)/python -m benches.peers
 

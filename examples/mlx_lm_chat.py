@@ -39,6 +39,8 @@ def answer(model: Any, tokenizer: Any, cache: KVPrefixCache, namespace: str, pro
 
 def main() -> None:
     """Chats on standard input."""
+    if len(sys.argv) < 2:
+        sys.exit("usage: python mlx_lm_chat.py MODEL")
     path = sys.argv[1]
     model, tokenizer = load(path)
     messages = [{"role": "system", "content": "You answer in one short sentence."}]

@@ -51,6 +51,8 @@ def generate(
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit("usage: python own_engine.py MODEL PROMPT...")
     model, tokenizer = load(sys.argv[1])
     with KVPrefixCache(max_bytes="4GB") as cache:
         for prompt in sys.argv[2:]:

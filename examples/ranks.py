@@ -17,6 +17,8 @@ from kvcache import KVPrefixCache
 
 def main() -> None:
     """Answers the prompts; the first rank prints."""
+    if len(sys.argv) < 3:
+        sys.exit("usage: mlx.launch -n 2 ranks.py MODEL PROMPT...")
     group = mx.distributed.init(strict=True)
     model, tokenizer = sharded_load(sys.argv[1], tensor_group=group)
     with KVPrefixCache(max_bytes="4GB", group=group) as cache:

@@ -51,8 +51,9 @@ class KVPrefixCache:
             "512MiB". None: no such limit.
         max_buffers: MLX arrays at every moment. None: 80 % of the device's resource limit, where
             it has one.
-        memory_limit: MLX active memory to stay under when copying: bytes, a text, or a float from
-            0 to 1 as a fraction of the device's memory.
+        memory_limit: MLX active memory to stay under when copying: an int of bytes, a text such as
+            "24GB", or a float as a fraction of the memory that the device recommends to use, or else
+            of the machine's (1.0 is all of it, the int 1 is one byte).
         pressure: Another source of memory pressure, e.g. ``SystemMemoryPressure()``.
         segment_tokens: Tokens of a segment at most.
         max_checkpoints: Checkpoints kept along one unbranched path.
@@ -176,9 +177,11 @@ class KVPrefixCache:
             length: Store this many tokens only; for caches whose layers can all be cut there. Of
                 a model whose layers count nothing (Mamba, RWKV) it says how many were run, and is
                 required: without it such a store is refused with ``unknown_length``.
-            prompt_length: Where the prompt ends in these tokens and the answer begins: of a model that is
-                usable at checkpoints only, the checkpoint at the prompt's end then stays as long as the
-                newest one, so that regenerating an answer finds it. None: the one before the newest does.
+            prompt_length: How many of these tokens are the prompt; the answer follows. Matters only for
+                models that are usable at checkpoints: the last checkpoint at or before the prompt's end
+                then stays as long as the newest one. Regenerating an answer finds it if it was stored
+                before the prompt's last token, since a fetch leaves one token to run. None: the
+                checkpoint before the newest stays instead.
             label: A kind of store, counted by itself in the statistics; a cache takes 1,024 of them.
             donate: Move the layers in one by one: the caller's cache is empty afterwards, unless
                 the store was refused. What fails half-way has lost that one entry.
@@ -257,7 +260,8 @@ class KVPrefixCache:
             protect: A hit whose entry stays.
 
         Returns:
-            What was evicted. Where so much room cannot be made under ``max_bytes``, nothing is.
+            What was evicted. If that much room cannot be made under ``max_bytes``, nothing is evicted;
+            the prefill can still run, and a later store keeps what fits.
 
         Raises:
             ConfigError: A negative size.
@@ -330,6 +334,8 @@ class KVPrefixCache:
 
     def pin(self, tokens: Any, *, namespace: str = "", media: Iterable[MediaSpan] = ()) -> Pin:
         """Keeps the longest stored prefix of ``tokens`` from eviction, until released.
+
+        Only what is stored already can be pinned: store the prompt first, and check ``Pin.tokens``.
 
         Returns:
             A context manager, which pins as long as it is kept. Its ``tokens`` says how many are

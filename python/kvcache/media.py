@@ -54,6 +54,8 @@ def read_media(media: Iterable[MediaSpan], tokens: int) -> tuple[MediaSpan, ...]
         TypeError: No iterable of spans.
         ConfigError: Spans that overlap, or that end past the tokens.
     """
+    if isinstance(media, MediaSpan):
+        raise TypeError("media must be an iterable of MediaSpan, found a single one; pass it in a list")
     if not isinstance(media, Iterable):
         raise TypeError(f"media must be an iterable of MediaSpan, found {type(media).__name__}")
     spans = tuple(media)

@@ -27,7 +27,7 @@ StoreReason = Literal[
 
 
 # Two hits are never one: arrays of tokens are no truth values, and lists have no hash.
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Hit:
     """What a fetch or a peek found. Lengths are in tokens.
 
@@ -46,12 +46,19 @@ class Hit:
     reason: Reason
     matched: int
     checkpoint_at: int | None
-    tokens: Any = field(repr=False, default=None)
-    namespace: str = field(repr=False, default="")
-    media: tuple[MediaSpan, ...] = field(repr=False, default=())
+    tokens: Any = None
+    namespace: str = ""
+    media: tuple[MediaSpan, ...] = ()
 
     def __bool__(self) -> bool:
         return self.length > 0
+
+    def __repr__(self) -> str:
+        """Without the tokens and the layers: a prompt of 100,000 tokens would fill a log with them."""
+        return (
+            f"Hit(length={self.length}, matched={self.matched}, reason={self.reason!r}, "
+            f"checkpoint_at={self.checkpoint_at})"
+        )
 
 
 @dataclass(frozen=True)

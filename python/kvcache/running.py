@@ -72,6 +72,8 @@ class Runner:
         from mlx_lm.models.cache import make_prompt_cache
 
         # With a draft model mlx-lm drops `max_kv_size`, since such caches cannot be rewound.
+        if not hasattr(model, "make_cache") and not hasattr(model, "layers"):
+            raise TypeError(f"a session's model must be an mlx-lm model, found {type(model).__name__}")
         size = self._options.max_kv_size if len(self._models) == 1 else None
         return list(make_prompt_cache(model, max_kv_size=size))
 

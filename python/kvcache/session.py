@@ -12,7 +12,7 @@ import numpy as np
 from loguru import logger
 
 from kvcache._core import Tokens
-from kvcache.errors import AllocationError, BusyError, ClosedError, ConfigError, InternalError
+from kvcache.errors import AllocationError, BusyError, ClosedError, ConfigError, InternalError, TokenError
 from kvcache.layers.base import Refusal
 from kvcache.layers.marks import Marks, unmark
 from kvcache.layers.prompt_cache import Prompt
@@ -86,6 +86,8 @@ class Session:
         self._take = take
         self._step = options.prefill_step_size
         key = Tokens(tokens)
+        if not len(key):
+            raise TokenError("a session needs a prompt of at least one token, found none")
         self._media = read_media(media, len(key))
         self._spans = media_keys(self._media)
         # Copies: the engine may use its buffer again, or append to it, while the request runs.
@@ -204,7 +206,11 @@ class Session:
             TypeError: The token is no integer.
         """
         self._require_entered("append")
-        self._appended.append(integer(token))
+        try:
+            number = integer(token)
+        except TypeError:
+            raise TypeError(f"append takes a token id, an int; found {type(token).__name__}") from None
+        self._appended.append(number)
         self._note(len(self._key) + len(self._appended))
 
     def logits_processors(self, processors: Iterable[Processor] | None) -> list[Processor]:
@@ -332,6 +338,12 @@ class Session:
             if error is None:
                 raise
             logger.exception("a session that ended with an exception could not store what was computed")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        # Only what is not there yet comes here.
+        if name in ("hit", "prompt_cache", "remaining"):
+            raise AttributeError(f"a session has {name} once it is entered; use it inside the with block")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __reduce_ex__(self, _: Any) -> NoReturn:
         raise TypeError("a session is one request and cannot be copied or pickled; make another one")

@@ -51,6 +51,17 @@ def test_configurations(tmp_path: Path, config: dict[str, Any], nbytes: int) -> 
     assert model_size(folder / "config.json") == model_size(folder)
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_guessed_dtype_is_said_to_be_one(tmp_path: Path, nested: bool) -> None:
+    """Nothing in such a configuration says whether a token takes this or twice that."""
+    silent = {name: value for name, value in LLAMA.items() if name != "torch_dtype"}
+    wrapped = [{"model_type": "some_vl", "text_config": each} if nested else each for each in (silent, LLAMA)]
+    guessed, said = (model_size(_write(tmp_path, each)) for each in wrapped)
+    assert guessed.bytes_per_token == said.bytes_per_token == 131_072
+    assert "names no dtype" in guessed.assumed
+    assert "dtype" not in said.assumed
+
+
 @pytest.mark.parametrize(
     "architecture",
     ["llama", "qwen3", "gemma3_text", "gpt_oss", "qwen3_next", "jamba", "nemotron_h", "deepseek_v3", "lfm2"],

@@ -106,9 +106,7 @@ def run(args: argparse.Namespace) -> int:
         return int(args.usage_error("name at least one TRACE"))
     in_bytes = next((budget for budget in budgets if budget.nbytes is not None), None)
     if in_bytes is not None and args.bytes_per_token is None and args.model is None:
-        return int(
-            args.usage_error(f"the budget {in_bytes.text} needs --bytes-per-token or --model beside it")
-        )
+        return int(args.usage_error(f"the budget {in_bytes.text} needs --bytes-per-token or --model as well"))
     # numpy, rich and matplotlib are slow to import; a usage error should not wait for them.
     from kvcache.cli import replay_plot, replay_report
     from kvcache.replay.study import study

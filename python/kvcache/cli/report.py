@@ -49,8 +49,8 @@ def _eviction_table(eviction: EvictionReport) -> Table:
     table.add_row("stored", f"{eviction.stored_bytes:,}")
     table.add_row("evicted", f"{eviction.evicted_bytes:,}")
     table.add_row("freed, as MLX counts", f"{eviction.freed_bytes:,}", end_section=True)
-    table.add_row("MLX active + cached before", f"{eviction.before_bytes:,}")
-    table.add_row("MLX active + cached after", f"{eviction.after_bytes:,}")
+    table.add_row("MLX active + cached before the stores", f"{eviction.before_bytes:,}")
+    table.add_row("MLX active + cached after the stores", f"{eviction.after_bytes:,}")
     table.add_row("held by the ledger", f"{eviction.ledger_bytes:,}")
     table.add_row("difference to the ledger", f"{eviction.retained_bytes:,}")
     table.caption = f"reclaimed in {eviction.reclaim_ms:.1f} ms, {eviction.cycles} cycles"

@@ -40,6 +40,8 @@ def resolve_memory_limit(limit: float | str | None, info: dict[str, Any], system
         if not 0 < limit <= 1:
             raise ConfigError(f"memory_limit as a fraction must be above 0 and up to 1, found {limit}")
         return int((device_memory(info) or system) * limit)
+    if isinstance(limit, str) and limit.rstrip().endswith("%"):
+        raise ConfigError(f"memory_limit must be a size like '24GB' or a fraction like 0.8, found {limit!r}")
     return parse_size(limit, "memory_limit")
 
 

@@ -80,8 +80,8 @@ class Reclaim:
         cleared_at = perf_counter()
         freed = before - footprint()
         logger.info(
-            "evicted {} tokens: {} by the ledger, {} freed; drop {:.1f} ms, collect {} generations "
-            "{:.1f} ms, clear {:.1f} ms",
+            "evicted {} tokens: {} by the ledger, {} freed; drop {:.1f} ms, "
+            "collect {} of 3 generations in {:.1f} ms, clear {:.1f} ms",
             dropped.tokens,
             format_size(dropped.nbytes),
             format_size(freed),

@@ -6,6 +6,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from loguru import logger
+
 from kvcache import arrays
 from kvcache.errors import AllocationError
 from kvcache.eviction import Eviction
@@ -66,6 +68,8 @@ class Store:
         with self._context.contents.lock:
             self._context.contents.opened()
             self._context.counters.stored(self._request.namespace, stored)
+        if stored.reason not in ("stored", "already"):
+            logger.debug("a store kept {} tokens: {} {}", stored.length, stored.reason, stored.detail)
         return stored
 
     def _read(self, prompt_cache: Any) -> Reading:
@@ -210,7 +214,7 @@ class Store:
             return self._result("already" if whole else "truncated", length=reading.length)
         if outcome == "too_large":
             held = self._held(reading.length)
-            detail = "it does not fit the limits next to what is pinned or in use"
+            detail = "no more of it fits under max_bytes or max_buffers, given what is pinned or in use"
             return self._result("too_large", length=held, detail=detail)
         return self._result("truncated", detail="no token comes before the media span")
 

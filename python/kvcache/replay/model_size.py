@@ -2,7 +2,7 @@
 
 Counted are the layers whose KV grows with every token, as mlx-lm's model classes keep it: keys and values of
 all KV heads, or the latent vector of multi-head latent attention. Where a configuration does not say enough
-the answer is an error and not a guess.
+the answer is an error and not a guess; only a missing dtype is taken as bfloat16, and the sentence says so.
 """
 
 from __future__ import annotations
@@ -106,10 +106,13 @@ def _size(config: dict[str, Any]) -> ModelSize:
     if not layers:
         raise ConfigError("no layer keeps KV for every token")
     width, shape = _width(config)
-    dtype = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
+    said = config.get("dtype") or config.get("torch_dtype")
+    dtype = said or "bfloat16"
     if dtype not in _BYTES:
         raise ConfigError(f"its dtype is {dtype!r}")
     assumed = f"{layers} of {len(kinds)} layers keep KV for every token, {shape}, {dtype}, KV not quantised"
+    if not said:
+        assumed += "; the config names no dtype, so bfloat16 is a guess: float32 takes twice that"
     if layers < len(kinds):
         assumed += "; checkpoints of the others are not counted, nor that hits end at one"
     return ModelSize(layers * width * _BYTES[dtype], assumed)

@@ -26,7 +26,7 @@ _COUNTERS: Final = (
     ("kvcache_hits", "hits", "Lookups that reused at least one token"),
     ("kvcache_lookup_tokens", "lookup_tokens", "Prompt tokens looked up"),
     ("kvcache_hit_tokens", "hit_tokens", "Prompt tokens reused"),
-    ("kvcache_stores", "stores", "Calls of store, those included that only change a label"),
+    ("kvcache_stores", "stores", "Calls to store, including those that only change a label"),
     ("kvcache_stored_tokens", "stored_tokens", "Tokens of KV copied into the cache"),
     ("kvcache_evictions", "evictions", "Segments and checkpoints evicted"),
     ("kvcache_evicted_tokens", "evicted_tokens", "Tokens of KV evicted"),
