@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from mlx import nn
 from mlx.utils import tree_map
@@ -130,6 +131,44 @@ def cyclic(value: int) -> Layer:
     config = SimpleNamespace(value=value)
     config.parent = {"child": config}
     return Layer(config=config)
+
+
+def _signs(bits: np.ndarray, distance: int) -> np.ndarray:
+    """Where a weight and the one so far behind have different signs, both are turned round."""
+    changed = bits.copy()
+    pairs = np.flatnonzero((bits[:-distance] ^ bits[distance:]) >> 15)[:100]
+    pairs = pairs[pairs < distance]
+    changed[pairs] ^= 0x8000
+    changed[pairs + distance] ^= 0x8000
+    return changed
+
+
+@pytest.mark.parametrize("rows", [1, 2, 16, 32])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16, mx.uint32, mx.uint8])
+def test_weights_in_another_order_are_others(rows: int, dtype: mx.Dtype) -> None:
+    """Rows exchanged, over distances that are powers of two, among values with few bits."""
+    mx.random.seed(3)
+    weight = (mx.random.normal((64, 4096)) * 100).astype(mx.bfloat16)
+    weight = weight.view(mx.uint16).astype(dtype) if dtype in (mx.uint32, mx.uint8) else weight.astype(dtype)
+    order = list(range(64))
+    order[0], order[rows] = rows, 0
+    assert model_namespace(Layer(held=weight)) != model_namespace(Layer(held=weight[mx.array(order)]))
+    assert model_namespace(Layer(held=weight)) == model_namespace(Layer(held=mx.array(weight)))
+
+
+@pytest.mark.parametrize("exponent", [12, 14, 16, 17])
+def test_signs_exchanged_are_other_weights(exponent: int) -> None:
+    bits = np.random.default_rng(3).integers(0, 1 << 16, 1 << 18, dtype=np.uint16)
+    one, other = (mx.array(each).view(mx.bfloat16) for each in (bits, _signs(bits, 1 << exponent)))
+    assert model_namespace(Layer(held=one)) != model_namespace(Layer(held=other))
+
+
+@pytest.mark.parametrize("count", range(1, 18))
+def test_the_last_bytes_count(count: int) -> None:
+    names = {
+        model_namespace(Layer(held=mx.array([*[7] * (count - 1), last], dtype=mx.uint8))) for last in range(5)
+    }
+    assert len(names) == 5
 
 
 @pytest.mark.parametrize("name", CHANGES)

@@ -9,7 +9,7 @@ import pytest
 from kvcache import ConfigError, KVPrefixCache, MediaSpan, TokenError
 from tests.support.engine import request
 from tests.support.faults import assert_settled
-from tests.support.layers import KV, WIDTH, Arrays, List, Quantized
+from tests.support.layers import KV, WIDTH, Arrays, List, Quantized, Rotating
 from tests.support.memory import active, charged
 from tests.support.models import prompt
 from tests.support.poskv import PosKV
@@ -98,6 +98,39 @@ def test_a_session_with_media() -> None:
     other = cache.fetch(tokens, media=[media[0], MediaSpan(40, 5, "cow")])
     assert (other.length, other.matched) == (20, 40)
     model.check(other.prompt_cache, content[:20])
+
+
+@pytest.mark.parametrize(
+    ("layer", "start", "own"),
+    [(Arrays, 10, False), (Arrays, 0, False), (lambda: Rotating(4), 24, False), (Arrays, 30, True)],
+)
+def test_a_session_runs_no_placeholders(layer: Any, start: int, own: bool) -> None:
+    """The advice is at 25. Only the engine can run what stands under a span before it."""
+    model, cache = PosKV(KV(), layer()), KVPrefixCache()
+    media = [MediaSpan(start, 1, "cat")]
+
+    def content(question: int) -> list[int]:
+        """What is run: something else than the placeholder."""
+        return [*tokens[:start], 900, *tokens[start + 1 :], 1000 + question]
+
+    for question in range(3):
+        tokens = [*prompt(25), *prompt(15, first=question + 1)]
+        tokens[start] = 31
+        with cache.session(tokens, model=model, media=media) as session:
+            at = len(tokens) - len(session.remaining)
+            assert at == (25 if own and question else session.hit.length)
+            helps = session.hit.checkpoint_at
+            assert helps == (25 if question == 1 else None)
+            if helps is not None and helps > at:
+                model.grow(session.prompt_cache, content(question)[at:helps])
+                session.on_progress(helps - at, len(tokens) - at)
+                at = helps
+            model.grow(session.prompt_cache, content(question)[at:])
+            session.append(1000 + question)
+        assert session.stored.length == 41
+        hit = cache.fetch([*tokens, 1000 + question, 1], media=media)
+        model.check(hit.prompt_cache, content(question))
+    assert session.hit.length == 25
 
 
 def test_take_moves_the_entry_out_and_brings_it_back() -> None:

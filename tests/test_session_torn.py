@@ -12,7 +12,7 @@ from mlx_lm.models import cache as mlx_lm_cache
 from kvcache import KVPrefixCache
 from tests.support.engine import generate
 from tests.support.faults import assert_settled
-from tests.support.layers import KV, Arrays, Chunked, List, Rotating
+from tests.support.layers import KV, Arrays, Chunked, Concatenate, List, Quantized, Rotating
 from tests.support.models import MODELS, prompt
 from tests.support.poskv import PosKV
 
@@ -26,6 +26,9 @@ WINDOWS: dict[str, Callable[[], PosKV]] = {
     "chunked alone": lambda: PosKV(Chunked(4)),
     "beside spans": lambda: PosKV(Rotating(4), KV(), Rotating(4)),
     "in lists": lambda: PosKV(List(KV(), Rotating(4)), List(Chunked(4), Arrays())),
+    "spans alone": lambda: PosKV(KV(), KV()),
+    "joined spans": lambda: PosKV(KV(), Concatenate(), Concatenate()),
+    "quantised spans": lambda: PosKV(Quantized(), Quantized(bits=8)),
     "all": MODELS["all"],
 }
 

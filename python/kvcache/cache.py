@@ -223,7 +223,8 @@ class KVPrefixCache:
         Args:
             tokens: The whole prompt, as in :meth:`fetch`. It is copied.
             model: What a fresh cache is made for where nothing is stored, and what is run up to a
-                position where a checkpoint helps. None: a miss raises, and nothing is run here.
+                position where a checkpoint helps, unless media are to be run before it. None: a miss
+                raises, and nothing is run here.
             draft_model: A draft model; its layers come after the model's in the prompt cache.
             namespace: As in :meth:`fetch`.
             media: As in :meth:`fetch`.

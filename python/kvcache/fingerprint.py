@@ -15,8 +15,13 @@ from mlx.nn.layers.base import Module
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-# Elements summed at a time: the work needs a few times as many bytes.
-_CHUNK: Final = 1 << 24
+# Words summed at a time: the work needs a few times as many bytes.
+_CHUNK: Final = 1 << 22
+# numpy's numbers: MLX takes no Python int beyond 63 bits.
+_ROUNDS: Final = (
+    (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
+    (np.uint64(27), np.uint64(0x94D049BB133111EB)),
+)
 # What a module keeps for training alone.
 _UNREAD: Final = frozenset({"_no_grad"})
 _PLAIN: Final = (type(None), bool, int, float, complex, str, bytes, mx.Dtype)
@@ -159,13 +164,25 @@ def _hash(*parts: str | bytes) -> bytes:
 
 
 def _checksum(array: mx.array) -> str:
-    """Two sums over the raw bits, one of them weighted by position; exact whatever the order."""
-    words = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint32}[array.dtype.size]
-    bits = mx.contiguous(array.reshape(-1)).view(words) if array.size else mx.array([], dtype=words)
-    plain = weighted = 0
-    for start in range(0, bits.size, _CHUNK):
-        chunk = bits[start : start + _CHUNK].astype(mx.uint32)
-        places = mx.arange(start, start + chunk.size, dtype=mx.uint32) * 2654435761 + 1
-        plain += cast("int", mx.sum(chunk).item())
-        weighted += cast("int", mx.sum(chunk * places).item())
-    return f"{plain & 0xFFFFFFFF:08x}{weighted & 0xFFFFFFFF:08x}"
+    """A sum over the raw bits, eight bytes at a time, each scrambled with its place.
+
+    Exact whatever the order of the additions. A sum weighted by places alone would be the same for weights
+    that were exchanged: multiplied by a distance that is a power of two, their difference overflows to zero.
+    """
+    bits = mx.contiguous(array.reshape(-1)).view(mx.uint8) if array.size else mx.array([], dtype=mx.uint8)
+    if bits.size % 8:
+        bits = mx.pad(bits, (0, -bits.size % 8))
+    words = bits.view(mx.uint64)
+    total = 0
+    for start in range(0, words.size, _CHUNK):
+        chunk = words[start : start + _CHUNK]
+        places = mx.arange(start + 1, start + 1 + chunk.size, dtype=mx.uint64)
+        total += cast("int", mx.sum(_scrambled(_scrambled(places) + chunk)).item())
+    return f"{total & (1 << 64) - 1:016x}"
+
+
+def _scrambled(words: mx.array) -> mx.array:
+    """The finalizer of SplitMix64: a bijection in which each bit depends on all others."""
+    for shift, factor in _ROUNDS:
+        words = (words ^ (words >> mx.array(shift))) * mx.array(factor)
+    return words ^ (words >> mx.array(np.uint64(31)))

@@ -13,7 +13,7 @@ from loguru import logger
 
 from kvcache._core import Tokens
 from kvcache.errors import AllocationError, BusyError, ClosedError, ConfigError, InternalError, TokenError
-from kvcache.layers.base import Refusal
+from kvcache.layers.base import Refusal, SpanAdapter
 from kvcache.layers.marks import Marks, unmark
 from kvcache.layers.prompt_cache import Prompt
 from kvcache.media import media_keys, read_media
@@ -126,7 +126,10 @@ class Session:
         if highs.known:
             self._reserve()
         at = self.hit.checkpoint_at
-        if at is not None and self._runner and self.hit.length < at < len(self._key):
+        if at is None or not self._runner or not self.hit.length < at < len(self._key):
+            return
+        # What stands under a span is no text: only the engine can run its embeddings.
+        if not any(self.hit.length <= span.start < at for span in self._media):
             self._prefill(at)
 
     def _require_fit(self) -> None:
@@ -289,7 +292,11 @@ class Session:
         if self._spans_only:
             # Layers of an interrupted pass are at different offsets: all have run the smallest.
             length = min(tokens, *offsets) if offsets else 0
-            return min(length, known) if error is not None else length
+            # The last layer counts rows before it writes them, and an exception in between may have been
+            # caught inside the block.
+            if length > known and (error is not None or not _written(prompt, length)):
+                return known
+            return length
         try:
             still = marks is not None and marks.hold(prompt)
         except Refusal:
@@ -357,6 +364,20 @@ def _copied(tokens: Any) -> Any:
         return copy(tokens)
     ids = memoryview(tokens).tolist()
     return ids[0] if ids and isinstance(ids[0], list) else ids
+
+
+def _written(prompt: Prompt, length: int) -> bool:
+    """Whether every layer holds something in its last row: rows that were not written are zero."""
+    rows = [
+        array[..., length - 1 : length, :]
+        for adapter, cache in zip(prompt.adapters, prompt.caches, strict=True)
+        if isinstance(adapter, SpanAdapter)
+        for array in adapter.arrays(cache)
+    ]
+    # A width of zero holds nothing at any time.
+    found = [mx.any(row != 0) for row in rows if row.size]
+    mx.eval(found)
+    return all(each.item() for each in found)
 
 
 def _spans_only(prompt_cache: list[Any]) -> bool:
