@@ -15,7 +15,7 @@ from kvcache._core import Tokens
 from kvcache.errors import AllocationError, BusyError, ClosedError, ConfigError, InternalError
 from kvcache.layers.base import Refusal
 from kvcache.layers.marks import Marks, unmark
-from kvcache.layers.prompt_cache import Prompt, token_bytes
+from kvcache.layers.prompt_cache import Prompt
 from kvcache.operations.fetch import Question, rest
 from kvcache.processors import WholeContext
 from kvcache.results import Hit, MediaSpan, Stored, media_keys, read_media
@@ -170,7 +170,7 @@ class Session:
             index = state.opened()
             layouts = index.layouts(self._namespace)
             if layouts:
-                nbytes = left * token_bytes(state.layouts[layouts[-1]])
+                nbytes = left * state.layouts[layouts[-1]].token_bytes
                 checkpoints = min(state.max_checkpoints, left // self._step + 1)
                 nbytes += checkpoints * state.checkpoint_bytes.get(layouts[-1], 0)
         self._cache.reserve(nbytes, protect=self.hit)

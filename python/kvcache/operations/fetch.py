@@ -10,7 +10,6 @@ from kvcache import arrays
 from kvcache._core import Tokens
 from kvcache.errors import InternalError
 from kvcache.layers.layout import ImageLeaf
-from kvcache.layers.prompt_cache import leaf_bytes
 from kvcache.operations.copy import Piece, join
 from kvcache.operations.relief import Relief
 from kvcache.results import Hit, media_keys, read_media
@@ -256,7 +255,7 @@ def _allocation(layout: Layout, length: int, remaining: int, images: list[int], 
         if isinstance(leaf, ImageLeaf):
             new = old = next(left)
         else:
-            nbytes = leaf_bytes(leaf)
+            nbytes = leaf.token_bytes
             # A room is filled with one zero, broadcast.
             zeros = sum(dtype.size for _, _, dtype in leaf.arrays)
             new, old = leaf.adapter.capacity(length, remaining) * nbytes + zeros, takeable * nbytes

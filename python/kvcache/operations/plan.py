@@ -7,9 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
 from kvcache.errors import InternalError
-from kvcache.layers.prompt_cache import segment_buffers, token_bytes
 from kvcache.results import Eviction
-from kvcache.storage.segments import image_figures
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +33,8 @@ class Reading:
         length: The same, cut to the start of a media span.
         checkpointed: Some rank has layers that are kept in checkpoints.
         trimmable: On every rank a checkpoint of it would serve shorter lengths too.
+        nbytes: Bytes of this rank's images.
+        buffers: Arrays of this rank's images.
         number: The layout's number, where ranks had to agree on one.
         planned: The layout's number in the plan at hand.
     """
@@ -45,6 +45,8 @@ class Reading:
     length: int
     checkpointed: bool
     trimmable: bool
+    nbytes: int
+    buffers: int
     number: int | None = None
     planned: int = -1
 
@@ -68,14 +70,14 @@ class Step:
 
 def plan(state: State, asked: Question, reading: Reading, label: str, prompt_length: int | None) -> Step:
     """Plans a store and reclaims what made room for it. The plan is open until commit or abort."""
-    nbytes, buffers, _ = image_figures(reading.prompt.images())
+    checkpoint = (reading.nbytes, reading.buffers, reading.trimmable) if reading.checkpointed else None
 
     def request(index: CacheIndex, stamp: int) -> Callable[[], Planned | Drafted]:
         state.require_match(asked.namespace, reading.layout)
         number = state.layout_id(reading.layout) if reading.number is None else reading.number
         reading.planned = number
         if reading.checkpointed:
-            state.checkpoint_bytes[number] = nbytes
+            state.checkpoint_bytes[number] = reading.nbytes
         return partial(
             index.draft if state.ranks.grouped else index.plan,
             asked.key,
@@ -83,9 +85,9 @@ def plan(state: State, asked: Question, reading: Reading, label: str, prompt_len
             namespace=asked.namespace,
             media=asked.within(reading.length),
             layout=number,
-            bytes_per_token=token_bytes(reading.layout),
-            segment_buffers=segment_buffers(reading.layout),
-            checkpoint=(nbytes, buffers, reading.trimmable) if reading.checkpointed else None,
+            bytes_per_token=reading.layout.token_bytes,
+            segment_buffers=reading.layout.segment_buffers,
+            checkpoint=checkpoint,
             label=state.label_id(label),
             stamp=stamp,
             prompt_length=prompt_length,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from kvcache import arrays
 from kvcache.errors import AllocationError, InternalError
 from kvcache.layers.base import Refusal
-from kvcache.layers.prompt_cache import Prompt, leaf_bytes
+from kvcache.layers.prompt_cache import Prompt
 from kvcache.operations.compact import compact
 from kvcache.operations.copy import Copies, cut
 from kvcache.operations.plan import Reading, plan
@@ -129,7 +129,8 @@ class Store:
         prompt.require_rebuild()
         if self._state.ranks.grouped:
             self._check_alone(asked, prompt, layout, tokens)
-        return Reading(prompt, layout, tokens, tokens, layout.checkpointed, image_figures(images)[2])
+        nbytes, buffers, trimmable = image_figures(images)
+        return Reading(prompt, layout, tokens, tokens, layout.checkpointed, trimmable, nbytes, buffers)
 
     def _check_alone(self, asked: Question, prompt: Prompt, layout: Layout, length: int) -> None:
         """What may fail on one rank alone, before any of them changes something.
@@ -251,6 +252,7 @@ class Store:
             again=not self._donate,
         )
         self._evicted += evicted
+        prompt.forget_images()
         return copies
 
     @staticmethod
@@ -264,7 +266,7 @@ class Store:
     ) -> int:
         """Bytes that the copy adds to what is held, at its peak: new tokens, halves of a split, images."""
         tokens = planned.length - planned.matched
-        layers = [tokens * leaf_bytes(leaf) for leaf in reading.layout.spans]
+        layers = [tokens * leaf.token_bytes for leaf in reading.layout.spans]
         layers += [arrays.nbytes(image.arrays) * (2 if image.computed else 1) for image in images]
         return _part_bytes(halved) + (max(layers, default=0) if donated else sum(layers))
 
