@@ -78,7 +78,7 @@ def require_json(data: Any) -> Any:
     except (TypeError, ValueError, RecursionError) as error:
         raise DataError(f"JSON cannot hold it ({error})") from error
     if again != data:
-        raise DataError("it comes back from JSON as something else; tuples and keys that are no texts do")
+        raise DataError("it comes back from JSON as something else; tuples and keys other than texts do")
     return again
 
 
