@@ -125,7 +125,8 @@ def _read_enum(content: list[Any]) -> enum.Enum:
 
 def _write_numpy(value: np.generic) -> list[str]:
     if type(value) is np.str_:
-        return ["str", str(value)]
+        # Its own __str__ drops zeros at the end.
+        return ["str", "".join(value)]
     if type(value) is np.bytes_:
         return ["bytes", _text(bytes(value))]
     if value.dtype.kind in _BYTES:
