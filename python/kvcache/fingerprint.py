@@ -184,5 +184,9 @@ def _checksum(array: mx.array) -> str:
 def _scrambled(words: mx.array) -> mx.array:
     """The finalizer of SplitMix64: a bijection in which each bit depends on all others."""
     for shift, factor in _ROUNDS:
-        words = (words ^ (words >> mx.array(shift))) * mx.array(factor)
-    return words ^ (words >> mx.array(np.uint64(31)))
+        words = (words ^ (words >> _word(shift))) * _word(factor)
+    return words ^ (words >> _word(31))
+
+
+def _word(value: int) -> mx.array:
+    return mx.array(value, dtype=mx.uint64)

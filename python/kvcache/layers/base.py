@@ -1,7 +1,9 @@
 """What a kind of layer cache can do: the two contracts that all kinds fulfil.
 
-A *span* layer can be cut at any token; the cache keeps its KV in segments. Everything else is
-kept as an *image*, a copy of its whole state, in checkpoints.
+A *span* layer (full attention) can be cut at any token; the cache keeps its KV in segments.
+Everything else, a *window* (sliding-window attention) or a *state* (recurrent), is kept as an
+*image* of the whole layer, in checkpoints. What is stored of either is data: arrays, and values that
+JSON can hold.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Hashable, Sequence
 
     from kvcache.arrays import Array
 
@@ -26,19 +28,20 @@ class Refusal(Exception):  # noqa: N818 - a refusal is an outcome that ends as a
 
 @dataclass
 class Image:
-    """The state of one window or state layer.
+    """One window or state layer, as data.
 
     Attributes:
         arrays: Views of the layer's arrays at first; detached copies once it is stored.
-        rebuild: Makes a layer cache that owns arrays like these. The second argument is the number
-            of tokens that the arrays were trimmed to, or None; it is given only where the image is
-            trimmable, and tokens stand on the axis before the last.
-        trimmable: All tokens from the first are in it in order, so that it serves shorter lengths.
-        computed: Its arrays are no views: copying them holds them twice for a moment.
+        meta: What ``build`` needs besides the arrays, exactly as JSON gives it back: None, bools, ints,
+            finite floats, texts, lists, and dicts whose keys are texts. It is shared by all copies of
+            the image and never changed.
+        trimmable: The arrays hold all tokens from the first on, in order, on the axis before the last:
+            cut there, they serve shorter lengths.
+        computed: The arrays are not views: copying them holds them twice for a moment.
     """
 
     arrays: list[Array]
-    rebuild: Callable[[list[Array], int | None], Any]
+    meta: Any = None
     trimmable: bool = False
     computed: bool = False
 
@@ -74,19 +77,34 @@ class SpanAdapter(Protocol):
 
 @runtime_checkable
 class ImageAdapter(Protocol):
-    """Caches that are kept whole."""
+    """Caches that are kept whole, in two halves: ``image`` reads one, ``build`` makes one.
+
+    They may run in different processes, so that everything ``build`` needs is in its arguments.
+    """
 
     def offset(self, cache: Any) -> int | None:
         """Tokens that the cache has seen, or None where it does not know."""
 
     def image(self, cache: Any) -> Image:
-        """Its state, as views. Raises ``Refusal`` where it cannot be copied."""
+        """Its state: views of its arrays, and data. Raises ``Refusal`` where it cannot be copied."""
+
+    def build(self, cls: type, static: Hashable, meta: Any, arrays: list[Array], length: int | None) -> Any:
+        """A new cache that holds what an image holds, and owns the arrays.
+
+        Args:
+            cls: The class of cache.
+            static: As :meth:`static` gave it.
+            meta: As in the image, perhaps read back from JSON. It is not the new cache's to keep or change.
+            arrays: Copies of the image's arrays, in the same order.
+            length: The number of tokens that the arrays were cut to; None where they are whole. A number
+                is given only where the image is trimmable.
+        """
 
     def static(self, cache: Any) -> Hashable:
         """What the layer was made with: a cache of another window belongs to another layout."""
 
     def signature(self, cache: Any) -> tuple[Hashable, ...]:
-        """What all caches of one model's layer agree in; None stands for anything."""
+        """What all caches of one model's layer agree in; None agrees with anything."""
 
     def clear(self, cache: Any) -> None:
         """Lets go of the arrays: the cache was donated."""

@@ -1,18 +1,24 @@
-"""The layout of a prompt cache: which classes it has in which order, and what they agree in."""
+"""The layout of a prompt cache: which classes it has in which order, and what they agree in.
+
+A layout can be written down for another process (``to_data``) and read back there (``from_data``).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from kvcache.errors import InternalError
+from kvcache.layers.base import ImageAdapter, Refusal, SpanAdapter
+from kvcache.layers.data import decode, encode
+from kvcache.layers.registry import adapter_of, class_name, class_named
+from kvcache.layers.scalars import DataError, dtype_name, dtype_named
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
+    from collections.abc import Hashable
 
     from mlx.core import Dtype
-
-    from kvcache.layers.base import SpanAdapter
 
 
 @dataclass(frozen=True)
@@ -21,32 +27,49 @@ class SpanLeaf:
 
     Attributes:
         cls: The class of cache.
-        static: What two caches must agree in beside the arrays (quantisation).
+        static: What two caches must agree in besides the arrays (quantisation).
         arrays: (heads, width, dtype) of each array.
         signature: What caches of one model agree in, quantised or not.
-        adapter: How to rebuild it.
+        adapter: How to build it. Not hashed: an adapter of a user's need not be hashable.
     """
 
     cls: type
     static: Hashable
     arrays: tuple[tuple[int, int, Dtype], ...]
     signature: tuple[Hashable, ...]
-    adapter: SpanAdapter = field(compare=False, repr=False)
+    adapter: SpanAdapter = field(hash=False, repr=False)
+
+    @cached_property
+    def token_bytes(self) -> int:
+        """Bytes of one token's KV."""
+        return sum(heads * width * dtype.size for heads, width, dtype in self.arrays)
+
+    def to_data(self) -> dict[str, Any]:
+        return {
+            "kind": "span",
+            **_common(self),
+            "arrays": [[heads, width, dtype_name(dtype)] for heads, width, dtype in self.arrays],
+        }
 
 
 @dataclass(frozen=True)
 class ImageLeaf:
-    """One window or state layer. Its widths do not tell layouts apart, since images are whole.
+    """One window or state layer. Widths do not distinguish layouts here, since images are whole.
 
     Attributes:
         cls: The class of cache.
         static: What the layer was made with (window size, kept tokens).
         signature: What caches of one model agree in.
+        adapter: How to build it. Not hashed, as above; compared, since its images are for it alone.
     """
 
     cls: type
     static: Hashable
     signature: tuple[Hashable, ...] = field(compare=False)
+    adapter: ImageAdapter = field(hash=False, repr=False)
+
+    def to_data(self) -> dict[str, Any]:
+        return {"kind": "image", **_common(self)}
 
 
 Leaf = SpanLeaf | ImageLeaf
@@ -62,14 +85,25 @@ class Layout:
     shape: tuple[Shape, ...]
     list_cls: type | None = field(default=None, compare=False)
 
-    @property
-    def spans(self) -> Iterator[SpanLeaf]:
-        return (leaf for leaf in self.leaves if isinstance(leaf, SpanLeaf))
+    @cached_property
+    def spans(self) -> tuple[SpanLeaf, ...]:
+        """The span layers, in order."""
+        return tuple(leaf for leaf in self.leaves if isinstance(leaf, SpanLeaf))
 
-    @property
+    @cached_property
     def checkpointed(self) -> bool:
         """Whether it is usable at checkpoints only."""
-        return any(isinstance(leaf, ImageLeaf) for leaf in self.leaves)
+        return len(self.spans) < len(self.leaves)
+
+    @cached_property
+    def token_bytes(self) -> int:
+        """Bytes of one token's KV over all span layers."""
+        return sum(leaf.token_bytes for leaf in self.spans)
+
+    @cached_property
+    def segment_buffers(self) -> int:
+        """Arrays of one segment."""
+        return sum(len(leaf.arrays) for leaf in self.spans)
 
     def mismatch(self, other: Layout) -> str:
         """Why the other cannot be of the same model; empty where it can."""
@@ -87,6 +121,74 @@ class Layout:
         """The leaves' caches put into CacheLists as they came out of them."""
         return [_place(shape, caches, self.list_cls) for shape in self.shape]
 
+    def to_data(self) -> dict[str, Any]:
+        """The layout as JSON-able data, classes by their full name. Equal layouts give equal data.
+
+        Raises:
+            Refusal: ``unsupported_layer``: a class that is neither mlx-lm's nor registered, or a value of
+                an adapter's that JSON cannot hold.
+        """
+        return {
+            "leaves": [leaf.to_data() for leaf in self.leaves],
+            "shape": [_shape_data(shape) for shape in self.shape],
+            "list": None if self.list_cls is None else class_name(self.list_cls),
+        }
+
+    @classmethod
+    def from_data(cls, data: Any) -> Layout:
+        """The layout that :meth:`to_data` wrote, here or in another process.
+
+        Raises:
+            Refusal: ``unsupported_layer``: a class that is not registered here, or is registered as
+                another kind; or data of another form.
+        """
+        try:
+            leaves = tuple(map(_leaf, data["leaves"]))
+            list_cls = None if data["list"] is None else class_named(data["list"])
+            return cls(leaves, tuple(_shape(shape, len(leaves)) for shape in data["shape"]), list_cls)
+        except Refusal:
+            raise
+        except Exception as error:
+            raise Refusal(
+                "unsupported_layer", f"a layout cannot be read ({type(error).__name__}: {error})"
+            ) from error
+
+
+def _common(leaf: Leaf) -> dict[str, Any]:
+    name = class_name(leaf.cls)
+    try:
+        return {"class": name, "static": encode(leaf.static), "signature": encode(leaf.signature)}
+    except DataError as error:
+        raise Refusal("unsupported_layer", f"a layer of {name} cannot be written down: {error}") from error
+
+
+def _leaf(data: Any) -> Leaf:
+    cls, kind = class_named(data["class"]), data["kind"]
+    adapter = adapter_of(cls)
+    static, signature = decode(data["static"]), decode(data["signature"])
+    hash(static)
+    if kind == "image" and not isinstance(adapter, SpanAdapter):
+        return ImageLeaf(cls, static, signature, adapter)
+    if kind == "span" and isinstance(adapter, SpanAdapter):
+        arrays = tuple((int(heads), int(width), dtype_named(dtype)) for heads, width, dtype in data["arrays"])
+        return SpanLeaf(cls, static, arrays, signature, adapter)
+    raise Refusal(
+        "unsupported_layer",
+        f"{data['class']} is registered as another kind here than where the layout was written ({kind})",
+    )
+
+
+def _shape_data(shape: Shape) -> Any:
+    return shape if isinstance(shape, int) else [_shape_data(member) for member in shape]
+
+
+def _shape(data: Any, leaves: int) -> Shape:
+    if isinstance(data, list):
+        return tuple(_shape(member, leaves) for member in data)
+    if type(data) is not int or not 0 <= data < leaves:
+        raise ValueError(f"{data!r} is no number of a layer")
+    return data
+
 
 # No closure that calls itself: it would be a reference cycle around the caller's caches.
 def _place(shape: Shape, caches: list[Any], list_cls: type | None) -> Any:
@@ -102,7 +204,7 @@ def _sizes(shape: Shape) -> Any:
 
 
 def _agree(mine: tuple[Hashable, ...], theirs: tuple[Hashable, ...]) -> bool:
-    """Equal where both know: None stands for a state that had not been computed yet."""
+    """Equal where both know: None is a state that had not been computed yet."""
     if len(mine) != len(theirs):
         return False
     return all(a == b or a is None or b is None for a, b in zip(mine, theirs, strict=True))

@@ -11,12 +11,13 @@ slice of the same array object, before it counts it. The slice ends at ``_idx + 
 
 from __future__ import annotations
 
+import json
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from kvcache.layers.attributes import Node, Slot, snapshot
+from kvcache.layers.attributes import snapshot
 from kvcache.layers.base import SpanAdapter
 from kvcache.layers.numbers import Mark
 from kvcache.layers.recurrent import Opaque
@@ -74,9 +75,8 @@ def _look(prompt: Prompt) -> list[list[Any]]:
 
 def _look_into(adapter: Adapter, cache: Any, parts: list[Any]) -> None:
     if isinstance(adapter, Opaque):
-        kept, arrays = snapshot(cache)
-        _plain(kept.attributes, parts)
-        _plain(kept.items, parts)
+        meta, arrays = snapshot(cache)
+        parts.append(json.dumps(meta))
         parts.extend(map(weakref.ref, arrays))
     elif hasattr(cache, "__dict__"):
         for value in vars(cache).values():
@@ -96,14 +96,6 @@ def _walk(value: Any, parts: list[Any]) -> None:
             _walk(item, parts)
     else:
         parts.append(value)
-
-
-def _plain(plan: Any, parts: list[Any]) -> None:
-    if isinstance(plan, Node):
-        for item in plan.items:
-            _plain(item, parts)
-    else:
-        parts.append(plan.number if isinstance(plan, Slot) else plan)
 
 
 def _equal(before: list[Any], now: list[Any]) -> bool:

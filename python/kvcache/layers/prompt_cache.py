@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import operator
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
 from kvcache.arrays import detach
+from kvcache.errors import InternalError
 from kvcache.layers.attributes import snapshot, unsupported
-from kvcache.layers.base import Image, ImageAdapter, Refusal, SpanAdapter, require_rows, require_single
+from kvcache.layers.base import Image, Refusal, SpanAdapter, require_rows, require_single
+from kvcache.layers.data import require_json
 from kvcache.layers.layout import ImageLeaf, Layout, Leaf, Shape, SpanLeaf
 from kvcache.layers.numbers import whole
 from kvcache.layers.recurrent import Opaque
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 
 class Prompt:
     """The layer caches of one sequence, flattened. Changes nothing; copies nothing.
+
+    It is for one store: what it has read once it does not read again.
 
     Raises:
         TypeError: The prompt cache is no list.
@@ -39,6 +44,7 @@ class Prompt:
         self.adapters: list[Adapter] = []
         self._list_cls: type | None = None
         self._numbers: dict[int, int] = {}
+        self._images: list[Image] | None = None
         self._shape = tuple(self._flatten(member) for member in prompt_cache)
         self.offsets = [
             _offset(adapter, cache) for adapter, cache in zip(self.adapters, self.caches, strict=True)
@@ -115,20 +121,30 @@ class Prompt:
         return Layout(leaves, self._shape, self._list_cls)
 
     def images(self) -> list[Image]:
-        """The window and state layers, in order. Raises ``Refusal`` where one cannot be copied."""
-        pairs = zip(self.adapters, self.caches, strict=True)
-        return [adapter.image(cache) for adapter, cache in pairs if isinstance(adapter, ImageAdapter)]
+        """The window and state layers, in order; read once. Raises ``Refusal`` where one cannot be copied."""
+        if self._images is None:
+            pairs = zip(self.adapters, self.caches, strict=True)
+            self._images = [
+                adapter.image(cache) for adapter, cache in pairs if not isinstance(adapter, SpanAdapter)
+            ]
+        return self._images
+
+    def forget_images(self) -> None:
+        """Lets go of the images' arrays: those that are computed are as large as their copies."""
+        for image in self._images or ():
+            image.arrays.clear()
+        self._images = None
 
     def arrays(self) -> list[Array]:
         """All that a store may copy, as the caller's own arrays: evaluating them makes no copies."""
         found: list[Array] = []
+        images = iter(self.images())
         for adapter, cache in zip(self.adapters, self.caches, strict=True):
             if isinstance(adapter, SpanAdapter):
                 found += adapter.arrays(cache)
-            elif isinstance(adapter, Window):
-                found += [cache.keys, cache.values]
-            else:
-                found += adapter.image(cache).arrays
+                continue
+            image = next(images)
+            found += [cache.keys, cache.values] if isinstance(adapter, Window) else image.arrays
         return found
 
     def require_rebuild(self) -> None:
@@ -139,13 +155,15 @@ class Prompt:
         Raises:
             Refusal: ``unsupported_layer``.
         """
+        images = iter(self.images())
         for adapter, cache, offset in zip(self.adapters, self.caches, self.offsets, strict=True):
-            cls = type(cache)
-            if not is_known(cls):
-                _require_rebuild(adapter, cache, offset or 0)
+            image = None if isinstance(adapter, SpanAdapter) else next(images)
+            if not is_known(type(cache)):
+                _require_rebuild(adapter, cache, offset or 0, image)
 
     def clear(self) -> None:
         """Lets go of all arrays: the prompt cache was donated."""
+        self.forget_images()
         for adapter, cache in zip(self.adapters, self.caches, strict=True):
             adapter.clear(cache)
 
@@ -155,21 +173,25 @@ def _offset(adapter: Adapter, cache: Any) -> int | None:
     return None if offset is None else whole(offset, "offset", cache, reason="offset_mismatch")
 
 
-def _require_rebuild(adapter: Adapter, cache: Any, offset: int) -> None:
-    cls = type(cache)
+def _require_rebuild(adapter: Adapter, cache: Any, offset: int, image: Image | None) -> None:
+    cls, static = type(cache), adapter.static(cache)
     try:
         if isinstance(adapter, SpanAdapter):
             views = [array[..., :offset, :] for array in adapter.arrays(cache)]
-            adapter.build(cls, adapter.static(cache), views, offset)
+            adapter.build(cls, static, views, offset)
             return
-        image = adapter.image(cache)
+        if image is None:
+            raise InternalError("a layer that is kept whole came without its image")
         copies = [detach(array) for array in image.arrays]
-        copy = image.rebuild(copies, None)
+        # As another process would read it.
+        meta = require_json(image.meta)
+        copy = adapter.build(cls, static, meta, list(copies), None)
         if isinstance(adapter, Opaque):
-            before, (after, arrays) = snapshot(cache)[0], snapshot(copy)
-            if not before.same(after) or any(map(operator.is_not, copies, arrays)):
+            after, arrays = snapshot(copy)
+            same = len(copies) == len(arrays) and all(map(operator.is_, copies, arrays))
+            if not same or json.dumps(after) != json.dumps(meta):
                 raise unsupported(cls, "a copy of it does not keep the same")
-    except Refusal:
+    except (Refusal, InternalError):
         raise
     except Exception as error:
         raise unsupported(cls, f"it cannot be built again ({type(error).__name__}: {error})") from error
@@ -177,8 +199,8 @@ def _require_rebuild(adapter: Adapter, cache: Any, offset: int) -> None:
 
 def _leaf(adapter: Adapter, cache: Any) -> Leaf:
     cls = type(cache)
-    if isinstance(adapter, ImageAdapter):
-        return ImageLeaf(cls, adapter.static(cache), adapter.signature(cache))
+    if not isinstance(adapter, SpanAdapter):
+        return ImageLeaf(cls, adapter.static(cache), adapter.signature(cache), adapter)
     buffers = adapter.arrays(cache)
     for buffer in buffers:
         shape = buffer.shape if isinstance(buffer, mx.array) else None
@@ -193,18 +215,3 @@ def _leaf(adapter: Adapter, cache: Any) -> Leaf:
     require_rows(buffers, adapter.offset(cache), cls)
     specs = tuple((buffer.shape[1], buffer.shape[-1], buffer.dtype) for buffer in buffers)
     return SpanLeaf(cls, adapter.static(cache), specs, adapter.signature(cache), adapter)
-
-
-def leaf_bytes(leaf: SpanLeaf) -> int:
-    """Bytes of one token's KV in a span layer."""
-    return sum(heads * width * dtype.size for heads, width, dtype in leaf.arrays)
-
-
-def token_bytes(layout: Layout) -> int:
-    """Bytes of one token's KV over all span layers."""
-    return sum(map(leaf_bytes, layout.spans))
-
-
-def segment_buffers(layout: Layout) -> int:
-    """Arrays of one segment."""
-    return sum(len(leaf.arrays) for leaf in layout.spans)

@@ -1,12 +1,12 @@
-"""ArraysCache and every class not known: the whole state, copied."""
+"""ArraysCache (recurrent layers) and every unknown class: the whole state, copied."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 
-from kvcache.layers.attributes import snapshot, unsupported
+from kvcache.layers.attributes import rebuild, snapshot, unsupported
 from kvcache.layers.base import Image, require_single
 from kvcache.layers.numbers import whole
 
@@ -34,19 +34,25 @@ class Arrays:
         held = [array for array in slots if array is not None]
         require_single(held, cls)
         extra = [cache.left_padding, cache.lengths]
-        require_single([array for array in extra if array is not None], cls)
-        present = [array is not None for array in (*slots, *extra)]
-        count = len(slots)  # the closure must not keep the caller's arrays
+        more = [array for array in extra if array is not None]
+        require_single(more, cls)
+        return Image(held + more, {"present": [array is not None for array in (*slots, *extra)]})
 
-        def rebuild(arrays: list[Array], _: int | None) -> Any:
-            left = iter(arrays)
-            values = [next(left) if there else None for there in present]
-            copy: Any = cls(count)
-            copy.cache = values[:count]
-            copy.left_padding, copy.lengths = values[count:]
-            return copy
-
-        return Image(held + [array for array in extra if array is not None], rebuild)
+    def build(
+        self,
+        cls: type,
+        static: Hashable,
+        meta: Any,
+        arrays: list[Array],
+        length: int | None,  # noqa: ARG002 - never trimmable
+    ) -> Any:
+        (count,) = cast("tuple[int]", static)
+        left = iter(arrays)
+        values = [next(left) if there else None for there in meta["present"]]
+        cache: Any = cls(count)
+        cache.cache = values[:count]
+        cache.left_padding, cache.lengths = values[count:]
+        return cache
 
     def clear(self, cache: Any) -> None:
         cache.cache = [None] * len(cache.cache)
@@ -64,7 +70,7 @@ def _widths(array: Array | None) -> Hashable:
 
 
 class Opaque:
-    """A class that nothing is known of: all it keeps is copied, arrays and all.
+    """A class that nothing is known about: all it keeps is copied, arrays and all.
 
     Its own ``state`` and ``from_state`` are not trusted with that: those of some classes forget
     a trim, fail when empty, or do not exist.
@@ -83,10 +89,20 @@ class Opaque:
         return ()
 
     def image(self, cache: Any) -> Image:
-        kept, arrays = snapshot(cache)
+        meta, arrays = snapshot(cache)
         if not arrays:
             raise unsupported(type(cache), "no arrays were found in it")
-        return Image(arrays, lambda copies, _: kept.rebuild(copies))
+        return Image(arrays, meta)
+
+    def build(
+        self,
+        cls: type,
+        static: Hashable,  # noqa: ARG002 - nothing is known
+        meta: Any,
+        arrays: list[Array],
+        length: int | None,  # noqa: ARG002 - never trimmable
+    ) -> Any:
+        return rebuild(cls, meta, arrays)
 
     def clear(self, cache: Any) -> None:
         """A class not known may not stand being emptied: its arrays go with the object."""

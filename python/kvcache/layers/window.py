@@ -1,11 +1,11 @@
-"""RotatingKVCache and ChunkedKVCache: the last tokens only, kept whole in checkpoints.
+"""RotatingKVCache and ChunkedKVCache (sliding-window layers): the last tokens only, kept in checkpoints.
 
 Until a window has dropped its first token, its image serves every shorter length too.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 
@@ -63,14 +63,15 @@ class Rotating(Window):
         return max_size, keep
 
     def image(self, cache: Any) -> Image:
-        cls, offset, (max_size, keep) = type(cache), self.offset(cache), self._sizes(cache)
+        offset, (max_size, keep) = self.offset(cache), self._sizes(cache)
         self.require_whole(cache, min(offset, max_size))
         rows = cache.keys.shape[-2]
         whole_window = offset <= max_size
         at = whole(cache._idx, "_idx", cache, reason="offset_mismatch")
         if at > rows:
             raise Refusal(
-                "offset_mismatch", f"{cls.__name__} is to go on at row {at} of {rows}: an update broke off"
+                "offset_mismatch",
+                f"{type(cache).__name__} is to go on at row {at} of {rows}: an update broke off",
             )
         index = offset if whole_window else min(at, max_size)
 
@@ -83,16 +84,21 @@ class Rotating(Window):
             last = array[..., rows - (max_size - keep) :, :]
             return mx.concatenate([array[..., :keep, :], last], axis=-2) if keep else last
 
-        def rebuild(arrays: list[Array], length: int | None) -> Any:
-            copy: Any = cls(max_size=max_size, keep=keep)
-            copy.keys, copy.values = arrays
-            copy.offset = offset if length is None else length
-            copy._idx = index if length is None else length
-            return copy
-
-        computed = bool(keep) and rows > max_size
         views = [view(cache.keys), view(cache.values)]
-        return Image(views, rebuild, trimmable=whole_window, computed=computed)
+        return Image(
+            views,
+            {"offset": offset, "index": index},
+            trimmable=whole_window,
+            computed=bool(keep) and rows > max_size,
+        )
+
+    def build(self, cls: type, static: Hashable, meta: Any, arrays: list[Array], length: int | None) -> Any:
+        max_size, keep = cast("tuple[int, int]", static)
+        cache: Any = cls(max_size=max_size, keep=keep)
+        cache.keys, cache.values = arrays
+        cache.offset = meta["offset"] if length is None else length
+        cache._idx = meta["index"] if length is None else length
+        return cache
 
     def clear(self, cache: Any) -> None:
         super().clear(cache)
@@ -106,25 +112,27 @@ class Chunked(Window):
         return (whole(cache.chunk_size, "chunk_size", cache, least=1),)
 
     def image(self, cache: Any) -> Image:
-        cls, offset = type(cache), self.offset(cache)
+        offset = self.offset(cache)
         chunk_size = whole(cache.chunk_size, "chunk_size", cache, least=1)
         first = whole(cache.start_position, "start_position", cache, reason="offset_mismatch")
         if first > offset:
-            raise Refusal("offset_mismatch", f"{cls.__name__} starts at {first}, past its offset of {offset}")
+            raise Refusal(
+                "offset_mismatch", f"{type(cache).__name__} starts at {first}, past its offset of {offset}"
+            )
         valid = offset - first
         self.require_whole(cache, valid)
         front = max(0, valid - chunk_size)
         start = first + front
-
-        def rebuild(arrays: list[Array], length: int | None) -> Any:
-            copy: Any = cls(chunk_size)
-            copy.keys, copy.values = arrays
-            copy.offset = offset if length is None else length
-            copy.start_position = start
-            return copy
-
         views = [array[..., front:valid, :] for array in (cache.keys, cache.values)]
-        return Image(views, rebuild, trimmable=start == 0)
+        return Image(views, {"offset": offset, "start_position": start}, trimmable=start == 0)
+
+    def build(self, cls: type, static: Hashable, meta: Any, arrays: list[Array], length: int | None) -> Any:
+        (chunk_size,) = cast("tuple[int]", static)
+        cache: Any = cls(chunk_size)
+        cache.keys, cache.values = arrays
+        cache.offset = meta["offset"] if length is None else length
+        cache.start_position = meta["start_position"]
+        return cache
 
     def clear(self, cache: Any) -> None:
         super().clear(cache)

@@ -7,10 +7,11 @@ over one copy is one layer and not one context.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvcache import arrays
-from kvcache.layers.base import Image, SpanAdapter
+from kvcache.layers.base import SpanAdapter
 from kvcache.layers.layout import ImageLeaf
 from kvcache.storage.segments import Copies, Piece
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from kvcache._core import Planned
     from kvcache.arrays import Array
+    from kvcache.layers.base import Image
     from kvcache.layers.layout import Layout
     from kvcache.layers.prompt_cache import Prompt
     from kvcache.storage.segments import Part, Segment
@@ -49,7 +51,7 @@ def join(
     spans_at, images_at = 0, 0
     for leaf in layout.leaves:
         if isinstance(leaf, ImageLeaf):
-            caches.append(_restore(images[images_at], length if trim else None, made))
+            caches.append(_restore(leaf, images[images_at], length if trim else None, made))
             images_at += 1
         else:
             numbers = range(spans_at, spans_at + len(leaf.arrays))
@@ -78,11 +80,11 @@ def _join_one(pieces: Sequence[Piece], number: int, capacity: int) -> Array:
     return arrays.join(parts, capacity)
 
 
-def _restore(image: Image, length: int | None, made: list[Array]) -> Any:
+def _restore(leaf: ImageLeaf, image: Image, length: int | None, made: list[Array]) -> Any:
     views = image.arrays if length is None else [array[..., :length, :] for array in image.arrays]
     copies = [arrays.detach(view) for view in views]
     made.extend(copies)
-    return image.rebuild(copies, length)
+    return leaf.adapter.build(leaf.cls, leaf.static, image.meta, copies, length)
 
 
 def cut(
@@ -112,7 +114,7 @@ def cut(
             image = next(left)
             copies = [arrays.detach(array) for array in image.arrays]
             made.extend(copies)
-            stored.append(Image(copies, image.rebuild, image.trimmable))
+            stored.append(replace(image, arrays=copies, computed=False))
             if donate:
                 image.arrays.clear()
         if donate:

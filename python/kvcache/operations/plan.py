@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from kvcache.errors import InternalError
 from kvcache.eviction import Eviction
-from kvcache.layers.prompt_cache import segment_buffers, token_bytes
 from kvcache.operations.evict import abort, evict_units, finish
 from kvcache.ranks.bids import DraftBid
 from kvcache.storage.contents import Removed
-from kvcache.storage.segments import image_figures
 
 if TYPE_CHECKING:
     from kvcache._core import CacheIndex, Drafted, Dropped, Plan, Planned
@@ -36,6 +34,8 @@ class Reading:
         length: The same, cut to the start of a media span.
         checkpointed: Some rank has layers that are kept in checkpoints.
         trimmable: On every rank a checkpoint of it would serve shorter lengths too.
+        nbytes: Bytes of this rank's images.
+        buffers: Arrays of this rank's images.
         number: The layout's number, where ranks had to agree on one.
         planned: The layout's number in the plan at hand.
     """
@@ -46,6 +46,8 @@ class Reading:
     length: int
     checkpointed: bool
     trimmable: bool
+    nbytes: int
+    buffers: int
     number: int | None = None
     planned: int = -1
 
@@ -94,9 +96,8 @@ def _placed(context: Context, index: CacheIndex, request: Request, reading: Read
     reading.planned = number
     checkpoint = None
     if reading.checkpointed:
-        nbytes, buffers, _ = image_figures(reading.prompt.images())
-        contents.layouts.note_checkpoint(number, nbytes)
-        checkpoint = nbytes, buffers, reading.trimmable
+        contents.layouts.note_checkpoint(number, reading.nbytes)
+        checkpoint = reading.nbytes, reading.buffers, reading.trimmable
     place = index.draft if context.ranks.grouped else index.plan
     return place(
         request.key,
@@ -104,8 +105,8 @@ def _placed(context: Context, index: CacheIndex, request: Request, reading: Read
         namespace=request.namespace,
         media=request.within(reading.length),
         layout=number,
-        bytes_per_token=token_bytes(reading.layout),
-        segment_buffers=segment_buffers(reading.layout),
+        bytes_per_token=reading.layout.token_bytes,
+        segment_buffers=reading.layout.segment_buffers,
         checkpoint=checkpoint,
         label=contents.labels.number(options.label),
         stamp=request.stamp,

@@ -12,7 +12,7 @@ from kvcache import arrays
 from kvcache.errors import AllocationError
 from kvcache.eviction import Eviction
 from kvcache.layers.base import Refusal
-from kvcache.layers.prompt_cache import Prompt, leaf_bytes
+from kvcache.layers.prompt_cache import Prompt
 from kvcache.operations.allocate import allocate
 from kvcache.operations.compact import compact
 from kvcache.operations.copy import cut
@@ -132,7 +132,8 @@ class Store:
         prompt.require_rebuild()
         if self._context.ranks.grouped:
             self._check_alone(prompt, layout, tokens)
-        return Reading(prompt, layout, tokens, tokens, layout.checkpointed, image_figures(images)[2])
+        nbytes, buffers, trimmable = image_figures(images)
+        return Reading(prompt, layout, tokens, tokens, layout.checkpointed, trimmable, nbytes, buffers)
 
     def _check_alone(self, prompt: Prompt, layout: Layout, length: int) -> None:
         """What may fail on one rank alone, before any of them changes something.
@@ -248,6 +249,7 @@ class Store:
             again=not self._donate,
         )
         self._evicted += evicted
+        prompt.forget_images()
         return copies
 
     def _require_memory(self, need: int, *, spare: bool) -> None:
@@ -279,7 +281,7 @@ def _allocation(
 ) -> int:
     """Bytes that the copy adds to what is held, at its peak: new tokens, halves of a split, images."""
     tokens = planned.length - planned.matched
-    layers = [tokens * leaf_bytes(leaf) for leaf in reading.layout.spans]
+    layers = [tokens * leaf.token_bytes for leaf in reading.layout.spans]
     layers += [arrays.nbytes(image.arrays) * (2 if image.computed else 1) for image in images]
     return _part_bytes(halved) + (max(layers, default=0) if donated else sum(layers))
 

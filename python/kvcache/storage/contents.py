@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from kvcache._core import SectionLock
 from kvcache.errors import ClosedError
-from kvcache.layers.prompt_cache import token_bytes
 from kvcache.storage.labels import Labels
 from kvcache.storage.layouts import Layouts
 from kvcache.storage.lending import gather
@@ -216,7 +215,7 @@ class Contents:
             if not numbers:
                 return 0
             newest = numbers[-1]
-            per_token = token_bytes(self.layouts[newest])
+            per_token = self.layouts[newest].token_bytes
             return tokens * per_token + checkpoints * self.layouts.checkpoint_bytes(newest)
 
     def commit(self, plan: Plan, copies: Copies, number: int, layout: Layout, stamp: int) -> bool:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from kvcache import arrays
 from kvcache.layers.layout import ImageLeaf
-from kvcache.layers.prompt_cache import leaf_bytes
 from kvcache.storage.segments import Piece
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ def allocation(layout: Layout, length: int, remaining: int, images: list[int], t
         if isinstance(leaf, ImageLeaf):
             new = old = next(left)
         else:
-            nbytes = leaf_bytes(leaf)
+            nbytes = leaf.token_bytes
             # A room is filled with one zero, broadcast.
             zeros = sum(dtype.size for _, _, dtype in leaf.arrays)
             new, old = leaf.adapter.capacity(length, remaining) * nbytes + zeros, takeable * nbytes

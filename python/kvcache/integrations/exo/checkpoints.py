@@ -168,4 +168,5 @@ def _cut(layer: Any, length: int) -> Any:
         return None
     if not image.trimmable:
         return None
-    return image.rebuild([array[..., :length, :] for array in image.arrays], length)
+    views = [array[..., :length, :] for array in image.arrays]
+    return adapter.build(cls, adapter.static(layer), image.meta, views, length)

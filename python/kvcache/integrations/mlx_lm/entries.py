@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kvcache.layers.base import Refusal
-from kvcache.layers.prompt_cache import Prompt, token_bytes
+from kvcache.layers.prompt_cache import Prompt
 
 if TYPE_CHECKING:
     from kvcache._core import Dropped
@@ -34,7 +34,7 @@ class Spans:
             offsets = [offset for offset in prompt.offsets if offset]
             if not prompt.spans_only or not offsets or len(offsets) < len(prompt.offsets):
                 return None
-            return cls(min(offsets), min(offsets) < max(offsets), token_bytes(prompt.layout()))
+            return cls(min(offsets), min(offsets) < max(offsets), prompt.layout().token_bytes)
         except Refusal:
             return None
 
