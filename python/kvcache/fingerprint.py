@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 _CHUNK: Final = 1 << 22
 # numpy's numbers: MLX takes no Python int beyond 63 bits.
 _ROUNDS: Final = (
-    (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
-    (np.uint64(27), np.uint64(0x94D049BB133111EB)),
+    (30, 0xBF58476D1CE4E5B9),
+    (27, 0x94D049BB133111EB),
 )
 # What a module keeps for training alone.
 _UNREAD: Final = frozenset({"_no_grad"})
