@@ -189,4 +189,5 @@ def _scrambled(words: mx.array) -> mx.array:
 
 
 def _word(value: int) -> mx.array:
-    return mx.array(value, dtype=mx.uint64)
+    # MLX takes a Python int of 63 bits at most.
+    return mx.array(np.array(value, dtype=np.uint64))
