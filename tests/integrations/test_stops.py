@@ -32,7 +32,7 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the moment is read f
     "kind", [pytest.param(kind, marks=LINUX) if kind == "starting" else kind for kind in KINDS]
 )
 def test_a_stop(tiny: Path, tmp_path: Path, kind: str, number: int) -> None:
-    # Only a start has several moments; of the others a second time says the same, once in a while.
+    # Only a start has several moments to stop at; a full run repeats the other kinds too.
     for turn in (0, 20) if FULL or kind == "starting" else (0,):
         outcome = stop(tiny, kind, number, tmp_path, turn=turn)
         assert outcome.good, outcome
