@@ -21,7 +21,7 @@ PRELOAD  := $(if $(OPENBLAS),LD_PRELOAD=$(OPENBLAS),)
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name 'Cargo.toml') Cargo.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-rust test-python test-charged test-parallel test-stress fuzz test-oldest test-wheel test-freethreaded lint format docs lock bench bench-memory bench-hit-rates bench-peers bench-segments bench-server bench-stops bench-ranks profile wheel clean openblas
+.PHONY: help build demo test test-rust test-python test-full test-rest test-charged test-parallel test-stress fuzz test-oldest test-wheel test-freethreaded lint format docs lock bench bench-memory bench-hit-rates bench-peers bench-segments bench-server bench-stops bench-ranks profile wheel clean openblas
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,13 +51,19 @@ openblas:  ## Debian and Ubuntu, as root: install OpenBLAS, which `demo` and `te
 demo: build  ## chat with a real model, without and with the cache; then evict and measure
 	$(PRELOAD) $(BIN)/kvcache demo $(DEMO_ARGS)
 
-test: test-rust test-python  ## every test, Rust and Python, real model included
+test: test-rust test-python  ## Rust and Python, real model included; of long products a part with every pair
 
 test-rust:
 	cargo test --workspace --quiet
 
 test-python: build
 	$(PRELOAD) $(BIN)/python -m pytest tests $(PYTEST_ARGS)
+
+test-full:  ## every test: whole products, more examples and rounds, wheels built and installed
+	KVCACHE_FULL=1 $(MAKE) test
+
+test-rest: build  ## the tests that `make test` leaves out, without those on the real model
+	$(PRELOAD) $(BIN)/python -m pytest tests -m "full and not real_model" $(PYTEST_ARGS)
 
 # A fake of the device's rules between MLX and its CPU allocator: tests/support/charge.c.
 test-charged: build  ## the Python tests where MLX charges for arrays as on CHARGE=metal or cuda (Linux)

@@ -50,15 +50,22 @@ def exact_allocator() -> Iterator[None]:
     if mx is None:
         yield
         return
-    limit = mx.set_cache_limit(0)
+    # Once a test: with many threads gone by, setting the limit takes MLX 10 ms.
+    mx.set_cache_limit(0)
     gc.collect()
     mx.clear_cache()
     yield
-    mx.set_cache_limit(limit)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """`make test-parallel` has each test run by several threads at once, except where that cannot be."""
+    """`make test` leaves out what only `make test-full` runs.
+
+    `make test-parallel` has each test run by several threads at once, except where that cannot be.
+    """
+    from tests.support.full import keep_default, mark_products
+
+    mark_products(items)
+    keep_default(config, items)
     if config.getoption("parallel_threads", 1) in (1, "1"):
         return
     from tests.support.sharing import why_not

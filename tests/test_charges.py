@@ -12,6 +12,7 @@ import pytest
 from kvcache import KVPrefixCache
 from tests.support.charges import CHARGES, here, simulated, why_not_simulated
 from tests.support.entries import fill
+from tests.support.full import only_full
 from tests.support.layers import KV, Arrays
 from tests.support.memory import PAGE_TOKENS, charge, charged, charges, exact, spill
 from tests.support.patience import PATIENCE
@@ -87,7 +88,7 @@ def test_what_is_in_the_pool_is_no_probe() -> None:
 
 
 @pytest.mark.skipif(why_not_simulated() is not None, reason=str(why_not_simulated()))
-@pytest.mark.parametrize("kind", ["metal", "cuda"])
+@pytest.mark.parametrize("kind", ["metal", pytest.param("cuda", marks=only_full)])
 def test_all_that_is_said_of_memory_holds_there_too(kind: str, tmp_path: Path) -> None:
     """The same tests in a process whose MLX charges as that device's does."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *FILES]

@@ -140,6 +140,7 @@ def _exception_at(k: int, case: Case, model: PosKV, error: type[BaseException]) 
     return False
 
 
+@pytest.mark.pairwise
 @kinds
 @cases
 @pytest.mark.parametrize("error", [LookupError, KeyboardInterrupt])
@@ -212,6 +213,7 @@ def _failures_from(k: int, case: Case, model: PosKV, pinned: bool) -> bool:
     return False
 
 
+@pytest.mark.pairwise
 @kinds
 @cases
 @pytest.mark.parametrize("pinned", [False, True])

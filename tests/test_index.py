@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kvcache import ConfigError, PrefixIndex, TokenError
+from tests.support.full import many
 from tests.support.naive_index import Oracle
 
 BASES = ([1, 2, 3, 1, 2, 3, 3, 2, 1, 1, 2, 2] * 3, [1, 2, 3, 4, 4, 4, 1, 2, 4, 4, 3, 3] * 3, [5] * 36)
@@ -81,7 +82,7 @@ class Differential(RuleBasedStateMachine):
         assert stats.nbytes <= self.oracle.max_bytes
 
 
-Differential.TestCase.settings = settings(max_examples=120, stateful_step_count=40)
+Differential.TestCase.settings = settings(max_examples=many(60, 120), stateful_step_count=40)
 
 
 TestDifferential = Differential.TestCase

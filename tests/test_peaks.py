@@ -15,6 +15,7 @@ from tests.support.poskv import PosKV, held, nbytes
 kinds = pytest.mark.parametrize("kind", MODELS)
 
 
+@pytest.mark.pairwise
 @kinds
 @pytest.mark.parametrize("length", [7, 64, 300])
 @pytest.mark.parametrize("remaining", [1, 256, 257])

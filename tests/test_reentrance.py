@@ -16,13 +16,14 @@ from kvcache import BusyError, ClosedError, KVPrefixCache
 from tests.support import inside
 from tests.support.layers import KV, Arrays
 from tests.support.models import prompt
+from tests.support.patience import PATIENCE
 from tests.support.poskv import PosKV
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 # Only a hang takes so long.
-HANG = 240
+HANG = PATIENCE
 
 MODEL = PosKV(KV())
 OLD, NEW = prompt(20), prompt(30, first=1)

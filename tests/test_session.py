@@ -116,6 +116,7 @@ def test_a_prefill_broken_off_by_a_break(kind: str, chunks: int) -> None:
     model.check(retry.prompt_cache or model.make_cache(), tokens[: chunks * STEP])
 
 
+@pytest.mark.pairwise
 @kinds
 @pytest.mark.parametrize("error", [Stopped, KeyboardInterrupt])
 @pytest.mark.parametrize("chunk", [1, 3])

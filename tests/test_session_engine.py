@@ -89,6 +89,7 @@ def answer(cache: KVPrefixCache, model: Any, tokens: Any, processors: list[Any])
     return session.hit.length, session._appended
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("name", PROCESSORS)
 @pytest.mark.parametrize("make", [attention, states])
 @pytest.mark.parametrize("form", [list, mx.array, lambda ids: mx.array([ids], dtype=mx.uint32)])
@@ -198,6 +199,7 @@ def test_a_fresh_cache_is_as_long_as_mlx_lm_s() -> None:
         assert {type(layer) for layer in session.prompt_cache} == {KVCache}
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("group", [32, 64, 128])
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("start", [0, 10, 35])
@@ -258,6 +260,7 @@ class Failing(PosKV):
         super().__call__(tokens, cache)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("take", [False, True])
 @pytest.mark.parametrize("wrong", ["deeper", "shallower"])
@@ -277,6 +280,7 @@ def test_a_model_that_does_not_fit_costs_nothing(kind: str, take: bool, wrong: s
     assert_settled(cache)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("take", [False, True])
 @pytest.mark.parametrize("fails", ["make_cache", "run", "pressure"])
 @pytest.mark.parametrize("layers", [(KV(),), (KV(), Arrays()), (Arrays(),)])

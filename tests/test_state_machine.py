@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from tests.support.books import LAYOUTS, Books, picks, prompts
+from tests.support.full import many
 from tests.support.memory import active, charged, charges, weigh
 from tests.support.oracle import Prompt
 from tests.support.poskv import held, nbytes
@@ -225,7 +226,7 @@ class Machine(Books):
 
 
 Machine.TestCase.settings = settings(
-    max_examples=150,
+    max_examples=many(50, 150),
     stateful_step_count=60,
     report_multiple_bugs=False,
     phases=[Phase.generate, Phase.shrink],

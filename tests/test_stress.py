@@ -12,11 +12,12 @@ import pytest
 
 from kvcache import KVPrefixCache
 from tests.support.faults import assert_settled
+from tests.support.full import many
 from tests.support.memory import active, charged, footprint
 from tests.support.threads import THREADS, often, together
 from tests.support.workers import WEIGHTS, Worker
 
-OPERATIONS = int(os.environ.get("KVCACHE_STRESS_OPERATIONS", "2000"))
+OPERATIONS = int(os.environ.get("KVCACHE_STRESS_OPERATIONS", many(700, 2000)))
 # Slow machines included; a deadlock ends the test as a thread that waits for ever.
 PATIENCE = 900 + OPERATIONS
 

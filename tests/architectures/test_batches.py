@@ -48,6 +48,7 @@ def batch_of(case: Case, model: Any, keys: list[list[int]]) -> list[Any]:
     return [layers[0].merge(list(layers)) for layers in zip(*singles, strict=True)]
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("case", [BY_NAME[name] for name in NAMES], ids=NAMES)
 @pytest.mark.parametrize("lengths", [(10, 5), (30, 21), (20, 9), (14, 14)], ids=str)
 @pytest.mark.parametrize("decoded", [0, 1, 4, 12])

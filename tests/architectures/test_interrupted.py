@@ -67,6 +67,7 @@ def passed(passes: int) -> int:
     return CHUNK * min(passes, 5) if passes <= 6 else PROMPT + passes - 6
 
 
+@pytest.mark.pairwise
 @all_kinds
 @pytest.mark.parametrize("passes", [0, 2, 5, 6, 7])
 @pytest.mark.parametrize("caught", [False, True], ids=["raised", "caught"])
@@ -109,6 +110,7 @@ def interrupted(patch, model, request, tokens, number, passes, caught) -> None:
         assert not caught
 
 
+@pytest.mark.pairwise
 @all_kinds
 @pytest.mark.parametrize("appended", [0, 1, 3])
 @pytest.mark.parametrize("how", ["break", "raise"])

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kvcache.cli import main
+from tests.support.full import only_full
 
 FULL = Path("/dev/full")
 NEEDS_FULL = pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full here")
@@ -26,7 +27,8 @@ COMMANDS: dict[str, list[str]] = {
     "demo": ["demo", "--model", "MODEL"],
 }
 EVERY = pytest.mark.parametrize("name", COMMANDS)
-BUFFERED = pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+UNBUFFERED = pytest.param("1", marks=only_full, id="unbuffered")
+BUFFERED = pytest.mark.parametrize("unbuffered", [pytest.param("", id="buffered"), UNBUFFERED])
 
 
 @pytest.fixture

@@ -6,6 +6,8 @@ import json
 import socket
 from typing import Any, Final
 
+from tests.support.patience import PATIENCE
+
 CHAT: Final = "/v1/chat/completions"
 TEXT: Final = "/v1/completions"
 HUGE: Final = 10**30
@@ -156,7 +158,7 @@ RAW: Final[dict[str, tuple[bytes, int]]] = {
 
 def send(port: int, data: bytes, *, end: bool = False) -> bytes:
     """All that the server answers; ``end``: the client has no more to say."""
-    with socket.create_connection(("127.0.0.1", port), timeout=120) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection:
         connection.sendall(data)
         if end:
             connection.shutdown(socket.SHUT_WR)

@@ -15,6 +15,8 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tests.support.patience import PATIENCE
+
 from .servers import OURS, Server, free_port
 
 if TYPE_CHECKING:
@@ -32,8 +34,7 @@ main()
 _ENDLESS: Final = ("-c", _LOAD_ENDLESSLY, "serve")
 _ANSWERS: Final = 3
 _TOKENS: Final = 150
-# Far beyond what any step takes; only a hang lasts that long.
-_PATIENCE: Final = 180.0
+_PATIENCE: Final = PATIENCE
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,12 @@ Short in CI; KVCACHE_FULL=1 asks for 6 conversations of 4 turns in every combina
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.support.full import FULL, only_full
 
 from .chats import TURNS, Chat, common, run_key
 from .servers import OURS, STOCK, Server, running
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(7200)]
 
-FULL = bool(os.environ.get("KVCACHE_FULL"))
-only_full = pytest.mark.skipif(not FULL, reason="the whole matrix takes minutes: KVCACHE_FULL=1 runs it")
 STREAMS = pytest.mark.parametrize(
     "stream", [True, pytest.param(False, marks=only_full)], ids=["stream", "whole"]
 )

@@ -17,12 +17,15 @@ from packaging.utils import parse_wheel_filename
 
 import kvcache
 from tests.shipping.conftest import ROOT
+from tests.support.full import only_full
 
 if TYPE_CHECKING:
     from email.message import Message
 
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+# Building takes longer than all that is asserted about what was built.
+pytestmark = only_full
 
 
 def _inside(path: Path) -> dict[str, bytes]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import kvcache
 from tests.shipping.conftest import Environment
+from tests.support.full import only_full
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,6 +66,7 @@ def _check_without_mlx(environment: Environment) -> None:
     assert len(failed.splitlines()) == 1
 
 
+@only_full
 def test_wheel(wheel: Path, tmp_path: Path, downloads: Path) -> None:
     environment = Environment(tmp_path, downloads)
     environment.install(str(wheel))
@@ -75,6 +77,7 @@ def test_wheel(wheel: Path, tmp_path: Path, downloads: Path) -> None:
     assert environment.python(CACHE) == "ok"
 
 
+@only_full
 def test_sdist(sdist: Path, tmp_path: Path, downloads: Path) -> None:
     """pip builds it, with nothing but the build requirements that it declares.
 
