@@ -22,7 +22,7 @@ from kvcache.ranks import Ranks
 from kvcache.reserving import reserve
 from kvcache.running import Options
 from kvcache.session import Session
-from kvcache.sizes import parse_size
+from kvcache.sizes import parse_size, real, shown
 from kvcache.sizes import whole as _whole
 from kvcache.state import State
 from kvcache.storing import Store
@@ -325,8 +325,8 @@ class KVPrefixCache:
             if isinstance(seconds, bool) or not isinstance(seconds, Real):
                 raise TypeError(f"seconds must be a number, found {type(seconds).__name__}")
             if not seconds >= 0:
-                raise ConfigError(f"seconds must not be negative, found {seconds}")
-            stamp = state.stamp() - seconds * 1e6
+                raise ConfigError(f"seconds must not be negative, found {shown(seconds)}")
+            stamp = state.stamp() - real(seconds) * 1e6
             return int(stamp) if stamp >= 0 else None
 
         def count() -> int:

@@ -18,10 +18,8 @@ if TYPE_CHECKING:
 # Words summed at a time: the work needs a few times as many bytes.
 _CHUNK: Final = 1 << 22
 # numpy's numbers: MLX takes no Python int beyond 63 bits.
-_ROUNDS: Final = (
-    (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
-    (np.uint64(27), np.uint64(0x94D049BB133111EB)),
-)
+_SHIFTS: Final = np.array([30, 27, 31], np.uint64)
+_FACTORS: Final = np.array([0xBF58476D1CE4E5B9, 0x94D049BB133111EB], np.uint64)
 # What a module keeps for training alone.
 _UNREAD: Final = frozenset({"_no_grad"})
 _PLAIN: Final = (type(None), bool, int, float, complex, str, bytes, mx.Dtype)
@@ -183,6 +181,7 @@ def _checksum(array: mx.array) -> str:
 
 def _scrambled(words: mx.array) -> mx.array:
     """The finalizer of SplitMix64: a bijection in which each bit depends on all others."""
-    for shift, factor in _ROUNDS:
-        words = (words ^ (words >> mx.array(shift))) * mx.array(factor)
-    return words ^ (words >> mx.array(np.uint64(31)))
+    shifts, factors = mx.array(_SHIFTS), mx.array(_FACTORS)
+    for at in range(2):
+        words = (words ^ (words >> shifts[at])) * factors[at]
+    return words ^ (words >> shifts[2])

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kvcache.errors import ConfigError
+
+if TYPE_CHECKING:
+    from numbers import Real
 
 _UNITS: Final = {
     "": 1,
@@ -21,6 +25,9 @@ _UNITS: Final = {
 }
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.ASCII)
 LARGEST: Final = 2**62
+# More digits than any size has; Python converts no text of more than 4,300.
+_DIGITS: Final = 300
+_SHOWN: Final = 80
 
 
 def parse_size(size: int | str, name: str = "size") -> int:
@@ -44,11 +51,14 @@ def parse_size(size: int | str, name: str = "size") -> int:
     else:
         found = _SIZE.fullmatch(size.lower())
         if found is None or found[2] not in _UNITS:
-            raise ConfigError(f"{name} must be a size like '4GB' or '512MiB', found {size!r}")
+            raise ConfigError(f"{name} must be a size like '4GB' or '512MiB', found {shown(size)}")
         number, factor = found[1], _UNITS[found[2]]
-        nbytes = int(number) * factor if "." not in number else round(float(number) * factor)
+        if len(number) > _DIGITS:
+            nbytes = LARGEST + 1
+        else:
+            nbytes = int(number) * factor if "." not in number else round(float(number) * factor)
     if not 0 <= nbytes <= LARGEST:
-        raise ConfigError(f"{name} must be from 0 to {LARGEST} bytes, found {size!r}")
+        raise ConfigError(f"{name} must be from 0 to {LARGEST} bytes, found {shown(size)}")
     return nbytes
 
 
@@ -62,8 +72,25 @@ def whole(name: str, value: int, least: int = 0) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an int, found {type(value).__name__}")
     if not least <= value <= LARGEST:
-        raise ConfigError(f"{name} must be from {least} to {LARGEST}, found {value}")
+        raise ConfigError(f"{name} must be from {least} to {LARGEST}, found {shown(value)}")
     return value
+
+
+def real(value: Real) -> float:
+    """The number as a float; one that is too large for any is infinite."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf  # type: ignore[operator] # a Real that is no float
+
+
+def shown(value: Any) -> str:
+    """How a value looks in a sentence: shortened, and whatever it is."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - an int of more than 4,300 digits, or an object of the caller's
+        return f"a value of type {type(value).__name__}"
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
 
 
 def format_size(nbytes: float) -> str:

@@ -20,7 +20,7 @@ from kvcache.layers.base import Refusal
 from kvcache.memory.reclaim import Reclaim
 from kvcache.pressing import FAILED, SUCCEEDED, Attempt, Relief
 from kvcache.results import Eviction
-from kvcache.sizes import LARGEST, format_size
+from kvcache.sizes import LARGEST, format_size, real, shown
 from kvcache.stats import Counters
 
 if TYPE_CHECKING:
@@ -89,9 +89,9 @@ class State:
         seconds = self._clock()
         if isinstance(seconds, bool) or not isinstance(seconds, Real):
             raise TypeError(f"clock must return seconds as a number, found {type(seconds).__name__}")
-        microseconds = float(seconds) * 1e6
+        microseconds = real(seconds) * 1e6
         if not math.isfinite(microseconds) or microseconds > LARGEST:
-            raise ConfigError(f"clock must return a finite number of seconds, found {seconds!r}")
+            raise ConfigError(f"clock must return a finite number of seconds, found {shown(seconds)}")
         return max(0, int(microseconds))
 
     def opened(self) -> CacheIndex:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from kvcache.errors import ConfigError
-from kvcache.sizes import LARGEST, parse_size
+from kvcache.sizes import LARGEST, parse_size, real, shown
 
 if TYPE_CHECKING:
     from kvcache.memory.pressure import PressureSource
@@ -55,7 +55,7 @@ def resolve_max_buffers(limit: int | None, info: dict[str, Any]) -> int | None:
     if isinstance(limit, bool) or not isinstance(limit, int):
         raise TypeError(f"max_buffers must be an int, found {type(limit).__name__}")
     if not 0 <= limit <= LARGEST:
-        raise ConfigError(f"max_buffers must be from 0 to {LARGEST}, found {limit}")
+        raise ConfigError(f"max_buffers must be from 0 to {LARGEST}, found {shown(limit)}")
     return limit
 
 
@@ -91,6 +91,6 @@ class MemoryLimits:
             raise TypeError(
                 f"excess_bytes() of the pressure source must return a number, found {type(excess).__name__}"
             )
-        if not math.isfinite(excess):
-            raise ConfigError(f"excess_bytes() of the pressure source must be finite, found {excess!r}")
+        if not math.isfinite(real(excess)):
+            raise ConfigError(f"excess_bytes() of the pressure source must be finite, found {shown(excess)}")
         return min(max(0, int(excess)), LARGEST)
