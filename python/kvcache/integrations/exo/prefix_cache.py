@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import mlx.core as mx
@@ -21,6 +22,7 @@ from kvcache.results import media_keys
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from kvcache._core import CacheIndex
     from kvcache.memory.pressure import PressureSource
     from kvcache.results import Eviction
 
@@ -89,9 +91,8 @@ class KVPrefixCache:
         state, found = self.cache._state, []
         for _, entry in self._handles.entries():
             part = entry.request.head(entry.held)
-            with state.lock:
-                match = state.opened().lookup(Tokens(part.tokens), "", media_keys(part.spans), entry.held)
-            if match.length == entry.held:
+            place = Tokens(part.tokens), "", media_keys(part.spans), entry.held
+            if state.read(partial(_length_held, place)) == entry.held:
                 found.append(mx.array(entry.request.tokens))
         return found
 
@@ -237,6 +238,10 @@ class KVPrefixCache:
         if stored.detail:
             logger.warning("{} of {} tokens are stored: {}", stored.length, length, stored.detail)
         return stored.length
+
+
+def _length_held(place: tuple[Tokens, str, list[tuple[int, int, bytes]], int], index: CacheIndex) -> int:
+    return index.lookup(*place).length
 
 
 def _fresh(model: Any) -> list[Any]:

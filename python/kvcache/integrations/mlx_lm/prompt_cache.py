@@ -114,7 +114,7 @@ class PromptCache:
 
     def __len__(self) -> int:
         """Sequences held."""
-        return self.cache._state.contents.read(lambda _: self._sequences())
+        return self.cache._state.read(lambda _: self._sequences())
 
     @property
     def nbytes(self) -> int:
@@ -278,7 +278,7 @@ class PromptCache:
 
     def stats_by_type(self) -> dict[str, dict[str, int]]:
         """``n_sequences`` and ``n_bytes`` of each cache type; bytes count for whoever stored them first."""
-        figures = self.cache._state.contents.read(lambda _: self.cache._state.by_label())
+        figures = self.cache._state.read(lambda _: self.cache._state.by_label())
         empty = (0, 0)
         return {
             each: dict(zip(("n_sequences", "n_bytes"), figures.get(each, empty), strict=True))
@@ -293,11 +293,12 @@ class PromptCache:
     def _trim_sequences(self, most: int) -> Eviction:
         """One eviction cycle that leaves at most ``most`` sequences, oldest first."""
         state, gone, arrays = self.cache._state, Gone(), list[Array]()
-        with state.lock:
-            index = state.opened()
-            while self._sequences() > most and (dropped := index.evict(sequences=1)):
-                gone.add(dropped)
-                arrays += state.contents.settle()
-        if not arrays:
-            return Eviction()
-        return state.finish(cast("Dropped", gone), arrays)
+        with state.call("trim_to"):
+            with state.lock:
+                index = state.opened()
+                while self._sequences() > most and (dropped := index.evict(sequences=1)):
+                    gone.add(dropped)
+                    arrays += state.contents.settle()
+            if not arrays:
+                return Eviction()
+            return state.finish(cast("Dropped", gone), arrays)
