@@ -1,4 +1,4 @@
-"""A close that interrupts a call in any section is carried out when that call ends, not with some later one."""
+"""A close that interrupts a call in any section is carried out when that call ends, and not later."""
 
 from __future__ import annotations
 
