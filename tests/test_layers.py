@@ -20,7 +20,7 @@ from mlx_lm.models.cache import (
 
 from kvcache import ConfigError, KVPrefixCache, layers
 from tests.support.faults import assert_settled
-from tests.support.layers import KV, Arrays, List, Opaque
+from tests.support.layers import KV, Arrays, Chunked, List, Opaque, Rotating
 from tests.support.models import prompt
 from tests.support.poskv import PosKV
 
@@ -164,6 +164,37 @@ def test_numbers_that_contradict_the_arrays(kind: str, changed: dict[str, Any]) 
         setattr(layer, name, value)
     assert cache.store(prompt(N), [layer]).reason in REASONS
     assert cache.nbytes == 0
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 5, N])
+@pytest.mark.parametrize("trimmed", [1, 2, 7])
+@pytest.mark.parametrize("keep", [0, 2, None])
+def test_a_window_trimmed_after_it_dropped_tokens(keep: int | None, chunk: int, trimmed: int) -> None:
+    """ChunkedKVCache says that it can be trimmed at any time; what it has dropped does not come back."""
+    model = PosKV(KV(), Chunked(8) if keep is None else Rotating(8, keep=keep))
+    layers, cache = model.filled(prompt(N), chunk=chunk), KVPrefixCache()
+    for layer in layers:
+        layer.trim(trimmed)
+    # A ring of exactly the window shows nothing, and says itself that it cannot be trimmed.
+    if keep is not None and layers[1].keys.shape[-2] == 8:
+        return
+    tokens = prompt(N - trimmed)
+    stored = cache.store(tokens, layers)
+    assert stored.reason in ("stored", "offset_mismatch")
+    hit = cache.fetch([*tokens, 1])
+    model.check(hit.prompt_cache or model.make_cache(), tokens[: hit.length])
+    assert_settled(cache)
+
+
+@pytest.mark.parametrize("trimmed", [1, 3])
+def test_a_window_trimmed_in_time_is_stored(trimmed: int) -> None:
+    for window in (Chunked(32), Rotating(32), Rotating(32, keep=2)):
+        model, cache = PosKV(window), KVPrefixCache()
+        layers = model.filled(prompt(N), chunk=3)
+        layers[0].trim(trimmed)
+        tokens = prompt(N - trimmed)
+        assert cache.store(tokens, layers).length == len(tokens)
+        model.check(cache.fetch([*tokens, 1]).prompt_cache, tokens)
 
 
 # State wherever a class keeps it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from itertools import count, repeat
 from random import Random
 from types import SimpleNamespace
@@ -306,6 +307,9 @@ def test_a_source_that_answers_is_believed_from_then_on() -> None:
         (True, TypeError, "must return a number, found bool"),
         (float("nan"), ConfigError, "must be finite, found nan"),
         (float("inf"), ConfigError, "must be finite, found inf"),
+        (10**400, ConfigError, "must be finite, found 1000"),
+        pytest.param(-(10**5000), ConfigError, "must be finite, found a value of type int", id="digits"),
+        (Fraction(10**400), ConfigError, "must be finite, found Fraction"),
     ],
 )
 def test_a_source_that_gives_no_number_is_named(reading: object, error: type, sentence: str) -> None:
@@ -335,6 +339,14 @@ def test_a_source_that_gives_no_number_is_named(reading: object, error: type, se
         (float("nan"), ConfigError, "must return a finite number of seconds, found nan"),
         (float("-inf"), ConfigError, "must return a finite number of seconds, found -inf"),
         (1e300, ConfigError, "must return a finite number of seconds, found 1e\\+300"),
+        (10**400, ConfigError, "must return a finite number of seconds, found 1000"),
+        pytest.param(
+            10**5000,
+            ConfigError,
+            "must return a finite number of seconds, found a value of type int",
+            id="digits",
+        ),
+        (Fraction(10**400), ConfigError, "must return a finite number of seconds, found Fraction"),
     ],
 )
 def test_a_clock_that_gives_no_number_is_named(reading: object, error: type, sentence: str) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
-from kvcache import ConfigError, KVPrefixCache, SystemMemoryPressure
+from kvcache import ConfigError, KVPrefixCache, MediaSpan, PrefixIndex, SystemMemoryPressure
+from kvcache.integrations.mlx_lm import PromptCache
 from kvcache.memory.limits import resolve_max_buffers, resolve_memory_limit
 from kvcache.memory.pressure import ENVIRONMENT
+from kvcache.replay.budgets import parse_budget
 from tests.support import inside
 from tests.support.entries import alive, fill
 from tests.support.layers import KV
@@ -125,10 +129,11 @@ def test_a_bad_argument_changes_nothing(call: Callable[[KVPrefixCache], Any], er
     assert alive(cache, 2, 10) == [0, 1]
 
 
-def test_idle_for_ever_is_never_reached() -> None:
+@pytest.mark.parametrize("forever", [float("inf"), 10**400, Fraction(10**400)])
+def test_idle_for_ever_is_never_reached(forever: Any) -> None:
     model, cache = PosKV(KV()), KVPrefixCache()
     fill(cache, model, 1, 10)
-    assert not cache.evict_idle(float("inf"))
+    assert not cache.evict_idle(forever)
     assert len(cache) == 1
 
 
@@ -136,6 +141,52 @@ def test_default_buffers_follow_the_device() -> None:
     assert resolve_max_buffers(None, {"resource_limit": 499_000}) == 399_200
     assert resolve_max_buffers(None, {}) is None
     assert resolve_max_buffers(7, {"resource_limit": 499_000}) == 7
+
+
+HUGE = 10**5000
+DIGITS = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: KVPrefixCache(max_bytes=HUGE), "max_bytes"),
+        (lambda: KVPrefixCache(max_bytes=DIGITS), "max_bytes"),
+        (lambda: KVPrefixCache(max_bytes="9" * 400 + ".5"), "max_bytes"),
+        (lambda: KVPrefixCache(max_bytes="9" * 299 + ".5TB"), "max_bytes"),
+        (lambda: KVPrefixCache(memory_limit=f"{DIGITS}.5GB"), "memory_limit"),
+        (lambda: KVPrefixCache(max_buffers=HUGE), "max_buffers"),
+        (lambda: KVPrefixCache(segment_tokens=HUGE), "segment_tokens"),
+        (lambda: KVPrefixCache().evict(DIGITS), "nbytes"),
+        (lambda: KVPrefixCache().reserve(HUGE), "nbytes"),
+        (lambda: KVPrefixCache().trim_to(tokens=HUGE), "tokens"),
+        (lambda: KVPrefixCache().evict_idle(-HUGE), "seconds"),
+        (lambda: KVPrefixCache().session([1], kv_bits=HUGE), "kv_bits"),
+        (lambda: KVPrefixCache().session([1], kv_bits=np.float32(4)), "kv_bits"),
+        (lambda: KVPrefixCache().session([1], kv_group_size=np.float64(64)), "kv_group_size"),
+        (lambda: KVPrefixCache().peek([1], media=[MediaSpan(HUGE, 1, "x")]), "media span"),
+        (
+            lambda: KVPrefixCache().peek([1], media=[MediaSpan(0, HUGE, "x"), MediaSpan(9, 1, "x")]),
+            "media span",
+        ),
+        (lambda: MediaSpan(0, -HUGE, "x"), "media span"),
+        (lambda: SystemMemoryPressure(HUGE), "threshold"),
+        (lambda: SystemMemoryPressure(Fraction(HUGE)), "threshold"),
+        (lambda: SystemMemoryPressure(True), "threshold"),
+        (lambda: PromptCache(max_size=-HUGE), "max_size"),
+        (lambda: PromptCache().insert_cache("m", [1], [], length=HUGE), "length"),
+        (lambda: PrefixIndex(max_bytes=HUGE), "sizes"),
+        (lambda: PrefixIndex().evict(HUGE), "sizes"),
+        (lambda: parse_budget(DIGITS), "budget"),
+        (lambda: parse_budget(f"{DIGITS}%"), "budget"),
+        (lambda: parse_budget("9" * 12 + "%"), "budget"),
+    ],
+)
+def test_numbers_beyond_what_python_converts(call: Callable[[], Any], name: str) -> None:
+    """One short sentence, whatever the number's type and however many its digits."""
+    with pytest.raises(ConfigError, match=name) as caught:
+        call()
+    assert len(str(caught.value)) < 400
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from array import array
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from kvcache import KVPrefixCache, PrefixIndex
+from kvcache import ConfigError, KVPrefixCache, PrefixIndex
 from tests.support.layers import KV
 from tests.support.poskv import PosKV
 
@@ -66,6 +67,7 @@ FORMS: dict[str, Callable[[list[int]], Any]] = {
     "numpy backwards": lambda values: np.array(values[::-1], np.int32)[::-1],
     "numpy column": lambda values: np.array([values, values], np.int32, order="F")[0],
     "numpy read-only": _read_only,
+    "memoryview": lambda values: memoryview(array("i", values)),
     "numpy unaligned": _unaligned,
 }
 
@@ -186,6 +188,40 @@ def test_a_list_that_grows_while_it_is_read(cache: KVPrefixCache) -> None:
 
     tokens[1] = Growing()
     assert cache.peek(tokens).matched == 6
+    cache.validate()
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint16])
+def test_a_memoryview_of_one_row(dtype: Any, cache: KVPrefixCache, model: PosKV) -> None:
+    """Python slices none; the rest is a list."""
+    tokens = memoryview(np.array([ASKED], dtype))
+    for hit in (cache.fetch(tokens), cache.peek(tokens)):
+        assert (hit.length, hit.remaining) == (4, ASKED[4:])
+    assert cache.store(tokens, model.filled(ASKED)).length == len(ASKED)
+    cache.reserve(0, protect=cache.fetch(tokens))
+
+
+def test_lazy_tokens_of_another_thread(cache: KVPrefixCache, model: PosKV) -> None:
+    """What cannot be computed here says so, and is not said to be of the wrong type."""
+    made: list[mx.array] = []
+
+    def make() -> None:
+        with mx.stream(mx.new_stream(mx.default_device())):
+            made.append(mx.array(ASKED) + 0)
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
+    for call in (
+        lambda: cache.fetch(made[0]),
+        lambda: cache.store(made[0], model.filled(ASKED)),
+        lambda: cache.session(made[0]),
+        lambda: cache.pin(made[0]),
+        lambda: PrefixIndex().insert(made[0]),
+        lambda: PrefixIndex().match_prefix(made[0]),
+    ):
+        with pytest.raises(ConfigError, match="made on another thread and never computed"):
+            call()
     cache.validate()
 
 

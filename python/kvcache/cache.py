@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 import mlx.core as mx
 
 from kvcache._core import CacheIndex
-from kvcache.arguments import number, text, whole
+from kvcache.arguments import number, shown, text, whole
 from kvcache.errors import BusyError, ConfigError
 from kvcache.memory.limits import MemoryLimits
 from kvcache.memory.reclaim import GcPolicy, Reclaim
@@ -307,7 +307,7 @@ class KVPrefixCache:
         def since() -> int | None:
             idle = number("seconds must be a number", seconds)
             if not idle >= 0:
-                raise ConfigError(f"seconds must not be negative, found {seconds}")
+                raise ConfigError(f"seconds must not be negative, found {shown(seconds)}")
             stamp = context.stamp() - idle * 1e6
             return int(stamp) if stamp >= 0 else None
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from kvcache.arguments import is_whole, text
+from kvcache.arguments import is_whole, shown, text
 from kvcache.errors import ConfigError
 
 
@@ -33,10 +33,12 @@ class MediaSpan:
         if self.start < 0 or self.length < 1:
             raise ConfigError(
                 "a media span needs start >= 0 and length >= 1, "
-                f"found start={self.start}, length={self.length}"
+                f"found start={shown(self.start)}, length={shown(self.length)}"
             )
         if not isinstance(self.digest, bytes | str) or not self.digest:
-            raise ConfigError(f"a media span needs a digest (bytes or str, not empty), found {self.digest!r}")
+            raise ConfigError(
+                f"a media span needs a digest (bytes or str, not empty), found {shown(self.digest)}"
+            )
         if isinstance(self.digest, str):
             text("MediaSpan.digest", self.digest)
 
@@ -66,11 +68,11 @@ def read_media(media: Iterable[MediaSpan], tokens: int) -> tuple[MediaSpan, ...]
     for span, following in pairwise(spans):
         if span.start + span.length > following.start:
             raise ConfigError(
-                f"media spans must not overlap: one is at [{span.start}, {span.start + span.length}), "
-                f"the next one starts at {following.start}"
+                f"media spans must not overlap: one is at [{span.start}, {shown(span.start + span.length)}), "
+                f"the next one starts at {shown(following.start)}"
             )
     if spans and (end := spans[-1].start + spans[-1].length) > tokens:
-        raise ConfigError(f"a media span ends at {end}, past the end of the {tokens} tokens")
+        raise ConfigError(f"a media span ends at {shown(end)}, past the end of the {tokens} tokens")
     return spans
 
 

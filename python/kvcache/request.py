@@ -145,4 +145,8 @@ class Request:
 
 def rest(tokens: Any, length: int) -> Any:
     """``tokens[length:]``; of an array with one row, the rest of that row."""
+    if isinstance(tokens, memoryview) and tokens.ndim == 2:
+        # Python slices no memoryview of two dimensions.
+        rows: list[Any] = tokens.tolist()
+        return rows[0][length:]
     return tokens[:, length:] if getattr(tokens, "ndim", 1) == 2 else tokens[length:]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Final
 
 import mlx.core as mx
 
-from kvcache.arguments import is_whole, whole
+from kvcache.arguments import shown, whole
 from kvcache.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,11 +40,16 @@ class Options:
             # mlx-lm keeps the first four tokens.
             whole("max_kv_size", self.max_kv_size, least=5)
         bits, group = self.kv_bits, self.kv_group_size
-        if bits is not None and not (is_whole(bits) and bits in _BITS):
-            raise ConfigError(f"kv_bits must be None or one of {_BITS}, found {bits!r}")
-        if not (is_whole(group) and group in _GROUPS):
-            raise ConfigError(f"kv_group_size must be one of {_GROUPS}, found {group!r}")
+        if bits is not None and not _one_of(bits, _BITS):
+            raise ConfigError(f"kv_bits must be None or one of {_BITS}, found {shown(bits)}")
+        if not _one_of(group, _GROUPS):
+            raise ConfigError(f"kv_group_size must be one of {_GROUPS}, found {shown(group)}")
         whole("quantized_kv_start", self.quantized_kv_start)
+
+
+def _one_of(value: Any, known: tuple[int, ...]) -> bool:
+    """Whether it is one of these, as an integer of any type."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and value in known
 
 
 class Runner:

@@ -115,6 +115,9 @@ class Session:
             if self._take and self.hit:
                 self._give_back(error)
             raise
+        finally:
+            # What asked to be deferred in one of the sections above.
+            context.leave()
         return self
 
     def _prepare(self) -> None:

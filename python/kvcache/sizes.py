@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from kvcache.arguments import LARGEST, is_whole
+from kvcache.arguments import LARGEST, is_whole, shown
 from kvcache.errors import ConfigError
 
 _UNITS: Final = {
@@ -20,6 +20,8 @@ _UNITS: Final = {
     "gib": 2**30,
     "tib": 2**40,
 }
+# More digits than any size has; Python converts no text of more than 4,300.
+_DIGITS: Final = 300
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.ASCII)
 
 
@@ -44,11 +46,14 @@ def parse_size(size: int | str, name: str = "size") -> int:
     else:
         found = _SIZE.fullmatch(size.lower())
         if found is None or found[2] not in _UNITS:
-            raise ConfigError(f"{name} must be a size like '4GB' or '512MiB', found {size!r}")
+            raise ConfigError(f"{name} must be a size like '4GB' or '512MiB', found {shown(size)}")
         number, factor = found[1], _UNITS[found[2]]
-        nbytes = int(number) * factor if "." not in number else round(float(number) * factor)
+        if len(number) > _DIGITS:
+            nbytes = LARGEST + 1
+        else:
+            nbytes = int(number) * factor if "." not in number else round(float(number) * factor)
     if not 0 <= nbytes <= LARGEST:
-        raise ConfigError(f"{name} must be from 0 to {LARGEST} bytes, found {size!r}")
+        raise ConfigError(f"{name} must be from 0 to {LARGEST} bytes, found {shown(size)}")
     return nbytes
 
 

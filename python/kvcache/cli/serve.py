@@ -79,7 +79,7 @@ def _mlx_lm_size(text: str) -> int:
 
 
 def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
+    if not text.isdecimal() or len(text) > 5 or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"a port is a number from 0 to 65535, found {text!r}")
     return int(text)
 

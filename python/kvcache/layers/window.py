@@ -73,6 +73,11 @@ class Rotating(Window):
                 "offset_mismatch",
                 f"{type(cache).__name__} is to go on at row {at} of {rows}: an update broke off",
             )
+        if not whole_window and rows > max_size and at != rows:
+            raise Refusal(
+                "offset_mismatch",
+                f"{cls.__name__} goes on at row {at} of {rows}: it was trimmed after it had dropped tokens",
+            )
         index = offset if whole_window else min(at, max_size)
 
         def view(array: Array) -> Array:
@@ -120,6 +125,13 @@ class Chunked(Window):
                 "offset_mismatch", f"{type(cache).__name__} starts at {first}, past its offset of {offset}"
             )
         valid = offset - first
+        if first and valid < chunk_size:
+            # It calls itself trimmable at any time, and speculative decoding takes it at its word.
+            raise Refusal(
+                "offset_mismatch",
+                f"{cls.__name__} holds {valid} tokens of a chunk of {chunk_size}: it was trimmed after it "
+                "had dropped tokens",
+            )
         self.require_whole(cache, valid)
         front = max(0, valid - chunk_size)
         start = first + front

@@ -9,7 +9,7 @@ from typing import Any, Self
 import mlx.core as mx
 import psutil
 
-from kvcache.arguments import LARGEST, number, whole
+from kvcache.arguments import LARGEST, number, shown, whole
 from kvcache.errors import ConfigError
 from kvcache.memory.pressure import PressureSource
 from kvcache.sizes import parse_size
@@ -115,5 +115,5 @@ class MemoryLimits:
         rule = "excess_bytes() of the pressure source must return a number"
         excess = number(rule, self.pressure.excess_bytes())
         if not math.isfinite(excess):
-            raise ConfigError(f"excess_bytes() of the pressure source must be finite, found {excess!r}")
+            raise ConfigError(f"excess_bytes() of the pressure source must be finite, found {shown(excess)}")
         return min(max(0, int(excess)), LARGEST)

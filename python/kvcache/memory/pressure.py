@@ -7,6 +7,7 @@ from typing import Final, Protocol, runtime_checkable
 
 import psutil
 
+from kvcache.arguments import shown
 from kvcache.errors import ConfigError
 
 _GIB: Final = 2**30
@@ -64,8 +65,8 @@ def _threshold(given: float | None) -> float:
             return default_threshold(psutil.virtual_memory().total)
     try:
         fraction = float(value)  # type: ignore[arg-type] # what does not convert is refused below
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         fraction = -1.0
-    if not 0 < fraction <= 1:
-        raise ConfigError(f"{name} must be a fraction above 0 and up to 1, found {value!r}")
+    if isinstance(value, bool) or not 0 < fraction <= 1:
+        raise ConfigError(f"{name} must be a fraction above 0 and up to 1, found {shown(value)}")
     return fraction

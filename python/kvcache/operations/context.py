@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
-from kvcache.arguments import LARGEST, number
+from kvcache.arguments import LARGEST, number, shown
 from kvcache.errors import ConfigError
 from kvcache.request import Request
 
@@ -66,7 +66,7 @@ class Context:
         seconds = number("clock must return seconds as a number", self.clock())
         microseconds = seconds * 1e6
         if not math.isfinite(microseconds) or microseconds > LARGEST:
-            raise ConfigError(f"clock must return a finite number of seconds, found {seconds!r}")
+            raise ConfigError(f"clock must return a finite number of seconds, found {shown(seconds)}")
         return max(0, int(microseconds))
 
     def request(

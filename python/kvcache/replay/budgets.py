@@ -6,9 +6,12 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from kvcache.arguments import shown
 from kvcache.errors import ConfigError
 from kvcache.sizes import parse_size
 
+# Times what a trace would fill: far more than makes any difference.
+_MOST: Final = 10_000
 _SHARE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*%", re.ASCII)
 _LOOKS_LIKE: Final = re.compile(r"[+-]?\d+(?:\.\d+)?\s*[a-z%]*", re.ASCII | re.IGNORECASE)
 
@@ -43,12 +46,17 @@ def parse_budget(text: str) -> Budget:
     text = text.strip()
     found = _SHARE.fullmatch(text)
     if found is not None:
-        budget = Budget(text, float(found[1]) / 100, None)
+        share = float(found[1]) / 100
+        if share > _MOST:
+            raise ConfigError(f"a budget is a share of at most {_MOST * 100}%, found {shown(text)}")
+        budget = Budget(text, share, None)
     else:
         try:
             budget = Budget(text, None, parse_size(text, "a budget"))
         except ConfigError as error:
-            raise ConfigError(f"a budget is a share like 10% or a size like 4GB, found {text!r}") from error
+            raise ConfigError(
+                f"a budget is a share like 10% or a size like 4GB, found {shown(text)}"
+            ) from error
     if not (budget.share or budget.nbytes):
         raise ConfigError(f"a budget must be more than nothing, found {text!r}")
     return budget

@@ -52,7 +52,7 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Size {
     fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
         match object.extract::<i64>() {
             Err(error) if error.is_instance_of::<PyOverflowError>(object.py()) => {
-                Err(ConfigError::new_err(format!("sizes must fit 63 bits, found {}", object.repr()?)))
+                Err(ConfigError::new_err(format!("sizes must fit 63 bits, found {}", tokens::shown(&object))))
             }
             value => value.map(Self),
         }

@@ -3,13 +3,13 @@
 use kvcache_core::{Error, MAX_TOKEN, MediaKeys, PrefixIndex, Query, Span, check_tokens};
 use pyo3::Borrowed;
 use pyo3::buffer::{ElementType, PyUntypedBuffer};
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyBufferError, PyTypeError};
 #[cfg(not(Py_GIL_DISABLED))]
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyInt, PyList, PyString, PyTuple};
 
-use crate::error::{TokenError, to_python};
+use crate::error::{ConfigError, TokenError, to_python};
 
 /// A media span as the Python layer passes it: start, length, digest.
 pub(crate) type SpanArgument = (usize, usize, Vec<u8>);
@@ -118,8 +118,26 @@ pub(crate) fn read(tokens: &Bound<'_, PyAny>) -> PyResult<Tokens> {
     if tokens.is_instance_of::<PyString>() || tokens.is_instance_of::<PyBytes>() {
         return Err(wrong_type(tokens));
     }
-    let buffer = PyUntypedBuffer::get(tokens).map_err(|_| wrong_type(tokens))?;
-    from_buffer(tokens, buffer)
+    match PyUntypedBuffer::get(tokens) {
+        Ok(buffer) => from_buffer(tokens, buffer),
+        Err(error) => Err(unreadable(tokens, error)),
+    }
+}
+
+/// An array may have to be computed first, and that can fail for reasons of its own.
+fn unreadable(tokens: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
+    let py = tokens.py();
+    if error.is_instance_of::<PyTypeError>(py) || error.is_instance_of::<PyBufferError>(py) {
+        return wrong_type(tokens);
+    }
+    let text = error.value(py).to_string();
+    if text.contains("There is no Stream") {
+        return ConfigError::new_err(format!(
+            "the tokens were made on another thread and never computed ({text}); call mx.eval on them in the \
+             thread that made them"
+        ));
+    }
+    error
 }
 
 fn wrong_type(found: &Bound<'_, PyAny>) -> PyErr {
@@ -194,7 +212,7 @@ fn is_index(item: Borrowed<'_, '_, PyAny>) -> bool {
     item.hasattr("__index__").unwrap_or(false)
 }
 
-fn shown(item: &Bound<'_, PyAny>) -> String {
+pub(crate) fn shown(item: &Bound<'_, PyAny>) -> String {
     let text = item.repr().map_or_else(|_| "a value".to_owned(), |text| text.to_string());
     if text.chars().count() <= 40 { text } else { text.chars().take(40).chain("…".chars()).collect() }
 }

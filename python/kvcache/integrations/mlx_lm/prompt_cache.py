@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 from loguru import logger
 
 from kvcache._core import SectionLock
+from kvcache.arguments import shown
 from kvcache.arrays import Array
 from kvcache.cache import KVPrefixCache
 from kvcache.errors import AllocationError, BusyError, ConfigError
@@ -97,7 +98,7 @@ class PromptCache:
         if max_size is not None and (isinstance(max_size, bool) or not isinstance(max_size, int)):
             raise TypeError(f"max_size must be an int, found {type(max_size).__name__}")
         if max_size is not None and max_size < 0:
-            raise ConfigError(f"max_size must not be negative, found {max_size}")
+            raise ConfigError(f"max_size must not be negative, found {shown(max_size)}")
         if isinstance(max_bytes, int) and max_bytes >= _NO_LIMIT:
             max_bytes = None
         self.max_size = max_size
@@ -188,7 +189,7 @@ class PromptCache:
         key = plain(tokens)
         prompt_cache = layers(prompt_cache)
         if length is not None and not 0 <= integer(length) <= len(key):
-            raise ConfigError(f"length must be from 0 to the {len(key)} tokens, found {length}")
+            raise ConfigError(f"length must be from 0 to the {len(key)} tokens, found {shown(length)}")
         ids, media = split_images(key)
         try:
             stored, spans_only = self._insert(namespace, ids, media, prompt_cache, cache_type, length)
