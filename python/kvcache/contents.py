@@ -80,12 +80,12 @@ class Contents:
         Returns:
             The arrays of all that left the index. The list is the caller's.
         """
-        joins, rewritten, segments, checkpoints = self.index.owed
-        for number, replaced in joins:
-            self.segments.join(number, replaced)
-        for number in rewritten:
+        owed = self.index.owed
+        for join in owed.joins:
+            self.segments.join(join.segment, join.replaced)
+        for number in owed.rewritten:
             self.segments.rewrite(number)
-        arrays = self.segments.remove(segments, checkpoints)
+        arrays = self.segments.remove(owed.segments, owed.checkpoints)
         self.index.settled()
         self.segments.withdraw()
         return arrays

@@ -320,21 +320,21 @@ def _gather(state: State, asked: Question, acquired: Acquired, takeable: int) ->
         return None
     owned = frozenset(taken.segments) if taken else frozenset()
     pieces = []
-    for number, tokens in acquired.pieces:
-        left = tokens
+    for piece in acquired.pieces:
+        number, left = piece.segment, piece.tokens
         for part in state.segments.segment(number):
             used = min(left, part[0].shape[-2] if part else left)
             if used:
                 pieces.append(Piece(list(part), used, owned=number in owned))
             left -= used
-    stored = state.segments.checkpoint(acquired.checkpoint[0]) if acquired.checkpoint else []
+    stored = state.segments.checkpoint(acquired.checkpoint.id) if acquired.checkpoint else []
     return Lent(
         found=found,
         lease=acquired.lease,
         layout=state.layouts[found.layout],
         pieces=pieces,
         images=[replace(image, arrays=list(image.arrays)) for image in stored],
-        trim=acquired.checkpoint is not None and acquired.checkpoint[1] > found.length,
+        trim=acquired.checkpoint is not None and acquired.checkpoint.position > found.length,
         remaining=len(asked.key) - found.length,
         takeable=takeable,
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
+from kvcache._core import StoreRequest
 from kvcache.errors import InternalError
 from kvcache.layers.prompt import segment_buffers, token_bytes
 from kvcache.results import Eviction
@@ -76,10 +77,7 @@ def plan(state: State, asked: Question, reading: Reading, label: str, prompt_len
         reading.planned = number
         if reading.checkpointed:
             state.checkpoint_bytes[number] = nbytes
-        return partial(
-            index.draft if state.ranks.grouped else index.plan,
-            asked.key,
-            reading.length,
+        wanted = StoreRequest(
             namespace=asked.namespace,
             media=asked.within(reading.length),
             layout=number,
@@ -87,9 +85,10 @@ def plan(state: State, asked: Question, reading: Reading, label: str, prompt_len
             segment_buffers=segment_buffers(reading.layout),
             checkpoint=(nbytes, buffers, reading.trimmable) if reading.checkpointed else None,
             label=state.label_id(label),
-            stamp=stamp,
             prompt_length=prompt_length,
         )
+        begin = index.draft if state.ranks.grouped else index.plan
+        return partial(begin, asked.key, reading.length, wanted, stamp=stamp)
 
     if state.ranks.grouped:
         return _agreed(state, asked.stamp, request)
@@ -108,7 +107,7 @@ def plan(state: State, asked: Question, reading: Reading, label: str, prompt_len
 
 
 def _halved(state: State, planned: Planned) -> Segment | None:
-    return None if planned.split is None else list(state.segments.segment(planned.split[0]))
+    return None if planned.split is None else list(state.segments.segment(planned.split.old))
 
 
 def _agreed(
@@ -151,15 +150,15 @@ def _settled(state: State, draft: Plan, length: int, *, anew: bool) -> Step:
         nonlocal anew, evicted
         with state.lock:
             index = state.opened()
-            nbytes, buffers, given_up = index.settle(draft, length, anew)
+            settled = index.settle(draft, length, anew)
             dropped = state.contents.settle()
-            units = index.count_units(nbytes=nbytes, buffers=buffers)
+            units = index.count_units(nbytes=settled.nbytes, buffers=settled.buffers)
         anew = False
-        if given_up:
-            evicted += state.finish(given_up, dropped)
-        if not units and (nbytes or buffers):
+        if settled.given_up:
+            evicted += state.finish(settled.given_up, dropped)
+        if not units and (settled.nbytes or settled.buffers):
             raise InternalError(
-                f"a store that was planned to fit is short of {nbytes} bytes and {buffers} buffers"
+                f"a store that was planned to fit is short of {settled.nbytes} bytes and {settled.buffers} buffers"
             )
         return units
 

@@ -330,7 +330,11 @@ class State:
     def by_label(self) -> dict[str, tuple[int, int]]:
         """(sequences, bytes) of each label used so far; under the lock."""
         figures = self.index.labels()
-        return {label: figures[number] for label, number in self._labels.items() if number < len(figures)}
+        return {
+            label: (figures[number].sequences, figures[number].nbytes)
+            for label, number in self._labels.items()
+            if number < len(figures)
+        }
 
     def clear(self) -> Eviction:
         """Drops everything, even what an interrupted call may have left without an owner."""

@@ -1,12 +1,13 @@
 //! A call beside many prompts, children, namespaces or leases looks at as much as beside few.
 
 use super::LOOKED_AT;
-use crate::evict::{Dropped, Need};
+use crate::dropped::Dropped;
+use crate::evict::Need;
 use crate::ids::{LayoutId, LeaseId};
 use crate::index::{Limits, PrefixIndex};
-use crate::keys::Query;
-use crate::media::Span;
-use crate::store::{CheckpointSpec, Planned, StoreRequest};
+use crate::keys::media::Span;
+use crate::keys::query::Query;
+use crate::store::request::{CheckpointSpec, Planned, StoreRequest};
 
 const FEW: u32 = 1_000;
 /// Debug builds take seconds for more.

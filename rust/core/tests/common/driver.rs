@@ -239,9 +239,7 @@ impl<I: Index> Driver<I> {
     fn evict(&mut self, need: Need) -> Outcome {
         let counted = self.index.count_units(need);
         let gone = self.oracle.evict(&need);
-        if need.sequences == 0 {
-            same("count_units", &counted, &gone.units)?;
-        }
+        same("count_units", &counted, &gone.units)?;
         let found = self.index.evict(need);
         self.dropped("evict", found, gone)
     }

@@ -57,6 +57,8 @@ faults! {
     CompactsOnePartLess,
     CommitsWhatIsStale,
     CountsUnderOneLabel,
+    CountsCoveredSequencesAsEntries,
+    EvictsOneEntryLess,
     CountsAUnitTooFew,
     PromisesWithoutRoom,
 }
@@ -262,6 +264,7 @@ impl Index for Faulty {
                 None => need,
             },
             F::EvictsOneUnitMore => Need { units: need.units + 1, ..need },
+            F::EvictsOneEntryLess => Need { entries: need.entries.saturating_sub(1), ..need },
             F::EvictsOneByteLess => Need { nbytes: need.nbytes.saturating_sub(1), ..need },
             _ => need,
         };
@@ -312,6 +315,9 @@ impl Index for Faulty {
         let mut stats = self.inner.namespace_stats(namespace);
         if self.fault == F::DoesNotCountASplit && self.split {
             stats.segments = stats.segments.saturating_sub(1);
+        }
+        if self.fault == F::CountsCoveredSequencesAsEntries {
+            stats.entries = stats.sequences;
         }
         stats
     }

@@ -218,6 +218,7 @@ fn need() -> impl Strategy<Value = Need> {
         1 => (0_u64..6).prop_map(move |buffers| Need { buffers, ..none }),
         1 => (0_u64..9).prop_map(move |tokens| Need { tokens, ..none }),
         1 => (0_u64..3).prop_map(move |sequences| Need { sequences, ..none }),
+        2 => (0_u64..4).prop_map(move |entries| Need { entries, ..none }),
         1 => (0_u64..9, 0_u64..3).prop_map(move |(nbytes, units)| Need { nbytes, units, ..none }),
     ]
 }
@@ -264,11 +265,12 @@ fn limits() -> impl Strategy<Value = Limits> {
     let nbytes = prop_oneof![1 => Just(unlimited.max_bytes), 4 => 10_u64..120];
     let buffers = prop_oneof![2 => Just(unlimited.max_buffers), 1 => 3_u64..30];
     (nbytes, buffers, 1_usize..6, 1_usize..5).prop_map(
-        |(max_bytes, max_buffers, segment_tokens, max_checkpoints)| Limits {
+        move |(max_bytes, max_buffers, segment_tokens, max_checkpoints)| Limits {
             max_bytes,
             max_buffers,
             segment_tokens,
             max_checkpoints,
+            ..unlimited
         },
     )
 }
