@@ -44,9 +44,7 @@ def compact(state: State, asked: Question, length: int) -> Eviction:
         index = state.opened()
         key, spans = asked.key.head(length), asked.within(length)
         acquired = index.acquire(key, asked.namespace, spans, length)
-        parted = [
-            piece.segment for piece in acquired.pieces if len(state.segments.find(piece.segment)) > 1
-        ]
+        parted = [piece.segment for piece in acquired.pieces if len(state.segments.find(piece.segment)) > 1]
     evicted = Eviction()
     try:
         if acquired.lease is not None:

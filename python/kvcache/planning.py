@@ -158,7 +158,8 @@ def _settled(state: State, draft: Plan, length: int, *, anew: bool) -> Step:
             evicted += state.finish(settled.given_up, dropped)
         if not units and (settled.nbytes or settled.buffers):
             raise InternalError(
-                f"a store that was planned to fit is short of {settled.nbytes} bytes and {settled.buffers} buffers"
+                f"a store that was planned to fit is short of {settled.nbytes} bytes "
+                f"and {settled.buffers} buffers"
             )
         return units
 

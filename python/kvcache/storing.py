@@ -195,9 +195,9 @@ class Store:
                 break
             if self._donate:
                 return self._given_up(reading.length)
-        added = arrays.nbytes(
-            array for new in planned.segments for array in copies.segments[new.segment]
-        ) + (0 if copies.checkpoint is None else image_figures(copies.checkpoint[1])[0])
+        added = arrays.nbytes(array for new in planned.segments for array in copies.segments[new.segment]) + (
+            0 if copies.checkpoint is None else image_figures(copies.checkpoint[1])[0]
+        )
         return self._result(
             "stored" if planned.length == reading.asked else "truncated",
             length=planned.length,

@@ -157,3 +157,6 @@ impl Trees {
         hasher.hash()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,7 +7,8 @@ use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 
 use common::driver::run;
-use common::faults::{FAULTS, Fault, Faulty};
+use common::faults::names::FAULTS;
+use common::faults::{Fault, Faulty};
 use common::operations::{Script, script};
 
 const SCRIPTS: usize = 400;

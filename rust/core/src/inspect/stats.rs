@@ -4,6 +4,7 @@ use crate::ids::LayoutId;
 use crate::index::PrefixIndex;
 use crate::ledger::{Amount, LabelAmount, Sequences};
 use crate::order::policy::EvictionPolicy;
+use crate::store::under_way::Draft;
 use crate::trees::Trees;
 
 /// Figures of all trees, or of one namespace's.
@@ -106,7 +107,7 @@ impl PrefixIndex {
     pub fn live_layouts(&self) -> Vec<LayoutId> {
         let trees = self.trees.forest.iter().map(|(_, tree)| tree.layout);
         let plans = self.plans.values().map(|plan| plan.draft.layout());
-        let drafts = self.drafts.values().map(|draft| draft.layout());
+        let drafts = self.drafts.values().map(Draft::layout);
         let mut layouts: Vec<LayoutId> = trees.chain(plans).chain(drafts).collect();
         layouts.sort_unstable();
         layouts.dedup();

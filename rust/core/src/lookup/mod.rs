@@ -5,7 +5,7 @@ pub(crate) mod found;
 
 use crate::dropped::Dropped;
 use crate::error::Error;
-use crate::ids::{LeaseId, SegmentId};
+use crate::ids::{LeaseId, NodeId, SegmentId};
 use crate::index::PrefixIndex;
 use crate::keys::query::Query;
 use crate::lease::Lease;
@@ -69,12 +69,12 @@ impl PrefixIndex {
         let mut scope = self.scope(place, found.length);
         let mut dropped = Dropped::default();
         let whole = self.ends_at(place, found.length);
-        while whole {
-            let node = &self.trees.arena[place.node];
-            if !node.is_free(node.children.len()) {
-                break;
-            }
-            let parent = node.parent;
+        let free = |index: &Self, node: NodeId| {
+            let node = &index.trees.arena[node];
+            node.is_free(node.children.len())
+        };
+        while whole && free(self, place.node) {
+            let parent = self.trees.arena[place.node].parent;
             self.trees.remove_leaf(place.node, &mut dropped);
             place = Place { node: parent, checkpoint: None, ..place };
         }

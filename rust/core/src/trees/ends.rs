@@ -53,8 +53,12 @@ impl Trees {
             changed
         });
         let account = &mut self.forest.get_mut(self.arena[id].tree).sequences;
-        removed.into_iter().for_each(|label| self.ledger.remove_end(account, label));
-        added.into_iter().for_each(|label| self.ledger.add_end(account, label));
+        for label in removed {
+            self.ledger.remove_end(account, label);
+        }
+        if let Some(label) = added {
+            self.ledger.add_end(account, label);
+        }
         self.recount_entry(id, before);
     }
 
@@ -68,8 +72,12 @@ impl Trees {
         let after = self.entry(id);
         if before != after {
             let account = &mut self.forest.get_mut(self.arena[id].tree).sequences;
-            before.into_iter().for_each(|label| self.ledger.remove_entry(account, label));
-            after.into_iter().for_each(|label| self.ledger.add_entry(account, label));
+            if let Some(label) = before {
+                self.ledger.remove_entry(account, label);
+            }
+            if let Some(label) = after {
+                self.ledger.add_entry(account, label);
+            }
         }
     }
 

@@ -3,6 +3,8 @@
 //! A fault sits in what goes into a sound index or comes out of it, so `validate()` never sees
 //! it: what catches it is the comparison with the oracle.
 
+pub(crate) mod names;
+
 use kvcache_core::{
     Broken, Committed, Dropped, Error, Inserted, LabelAmount, LayoutId, LeaseId, Limits, Match, Need,
     Outcome, Plan, PlanId, Planned, PrefixIndex, Scope, SegmentId, Stats, Taken, TreeStats,
@@ -11,57 +13,7 @@ use kvcache_core::{
 use super::index::{Index, Store};
 use super::prompt::{Part, Prompt};
 
-macro_rules! faults {
-    ($($name:ident,)*) => {
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub(crate) enum Fault {
-            None,
-            $($name,)*
-        }
-
-        /// All but none.
-        pub(crate) const FAULTS: &[Fault] = &[$(Fault::$name,)*];
-    };
-}
-
-faults! {
-    MatchesOneTooMany,
-    ServesAllOfTheLastNode,
-    MatchesAcrossNamespaces,
-    TakesAllMediaForTheSame,
-    AcceptsInvalidTokens,
-    EvictsTheNewest,
-    EvictsInOrderOfArrival,
-    RefreshesOnPeek,
-    EvictsOneUnitMore,
-    EvictsOneByteLess,
-    EvictsIdleOneTickLate,
-    ForgetsADroppedId,
-    ReportsADroppedIdTwice,
-    ForgetsWhatASplitReplaced,
-    DoesNotCountASplit,
-    GivesAnIdOutAgain,
-    IgnoresLeases,
-    NeverEndsALease,
-    HoldsPinsAgainstClear,
-    TakesWithoutReporting,
-    StoresACheckpointOneOff,
-    ForgetsThatACheckpointCanBeTrimmed,
-    KeepsAllCheckpoints,
-    ForgetsWhereThePromptEnds,
-    ExceedsTheLimit,
-    KeepsWhatAnAbortReserved,
-    KeepsRoomThatWasGivenBack,
-    ForgetsWhatWasJoined,
-    JoinsInAnotherOrder,
-    CompactsOnePartLess,
-    CommitsWhatIsStale,
-    CountsUnderOneLabel,
-    CountsCoveredSequencesAsEntries,
-    EvictsOneEntryLess,
-    CountsAUnitTooFew,
-    PromisesWithoutRoom,
-}
+pub(crate) use names::Fault;
 
 use Fault as F;
 

@@ -6,6 +6,7 @@
 
 mod commit;
 mod evict;
+mod fit;
 mod join;
 mod lookup;
 mod store;
