@@ -121,7 +121,7 @@ def _agreed(
         with state.lock:
             drafted = cast("Drafted", request(state.opened(), stamp)())
             state.contents.settle()
-        return _OUTCOMES.index(drafted.outcome), drafted.matched, drafted.length, drafted.length_anew
+        return _OUTCOMES.index(drafted.outcome), drafted.matched, drafted.length, drafted.length_recopied
 
     try:
         lows, highs = state.ranks.propose(propose, 4)

@@ -6,6 +6,7 @@
 mod arguments;
 mod cache_index;
 mod error;
+mod hash;
 mod prefix_index;
 mod section;
 mod tickets;
@@ -17,6 +18,8 @@ mod types;
 mod _core {
     #[pymodule_export]
     use crate::cache_index::CacheIndex;
+    #[pymodule_export]
+    use crate::hash::path_hash;
     #[pymodule_export]
     use crate::prefix_index::PrefixIndex;
     #[pymodule_export]

@@ -84,10 +84,7 @@ impl Tokens {
             // What is not part of the key is checked too: a bad id is an error wherever it is.
             check_tokens(rest, length).and_then(|()| with(index, &Query::tokens(keys)))
         } else {
-            let spans: Vec<Span<'_>> = media
-                .iter()
-                .map(|(start, length, digest)| Span { start: *start, length: *length, digest })
-                .collect();
+            let spans = spans(media);
             let keys = index.media_keys(keys, &spans, intern);
             keys.and_then(|keys: MediaKeys| with(index, &keys.query()))
         };
@@ -104,6 +101,10 @@ impl Tokens {
         let Source::Buffer(buffer, _) = &self.0 else { return false };
         matches!(ElementType::from_format(buffer.format()), ElementType::UnsignedInteger { .. })
     }
+}
+
+pub(crate) fn spans(media: &[SpanArgument]) -> Vec<Span<'_>> {
+    media.iter().map(|(start, length, digest)| Span { start: *start, length: *length, digest }).collect()
 }
 
 /// Reads token ids from a list, a tuple, or an integer array with one dimension, or with two of
@@ -157,7 +158,7 @@ fn from_list(list: &Bound<'_, PyList>) -> PyResult<Vec<u32>> {
         }
         // SAFETY: the first `read` slots were written.
         unsafe { tokens.set_len(read) };
-        // A negative or very large item has left its error behind.
+        // A negative or very large item has left an exception set.
         drop(PyErr::take(list.py()));
     }
     while tokens.len() < list.len() {

@@ -47,7 +47,7 @@ pub use ids::{CheckpointId, LayoutId, LeaseId, PlanId, SegmentId};
 pub use index::{Limits, PrefixIndex};
 pub use inspect::stats::{Stats, TreeStats};
 pub use keys::hash::{ContentHash, HashKey, PathHash, PathHasher};
-pub use keys::media::{MediaKeys, Span};
+pub use keys::media::{MediaKeys, Span, path_hash};
 pub use keys::query::Query;
 pub use keys::token::{MAX_TOKEN, check_tokens};
 pub use ledger::{Amount, LabelAmount};

@@ -58,16 +58,16 @@ impl CacheIndex {
         Drafted::new(py, outcome, &self.abandonments)
     }
 
-    /// Settles a draft's length; with `anew`, by giving up the node that the key diverges in.
+    /// Settles a draft's length; with `recopy`, by giving up the node that the key diverges in.
     fn settle(
         &self,
         py: Python<'_>,
         draft: &Bound<'_, Plan>,
         length: usize,
-        anew: bool,
+        recopy: bool,
     ) -> PyResult<Settled> {
         let mut inner = lock(&self.inner)?;
-        let settled = inner.index.settle(core::PlanId(draft.get().id), length, anew);
+        let settled = inner.index.settle(core::PlanId(draft.get().id), length, recopy);
         let (over, dropped) = settled.map_err(|error| to_python(&error))?;
         let given_up = inner.dropped(dropped);
         drop(inner);

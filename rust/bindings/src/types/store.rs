@@ -183,12 +183,12 @@ pub(crate) struct Drafted {
     /// Tokens that fit; 0 where none do.
     length: usize,
     /// Tokens that fit if the node that the key diverges in is given up.
-    length_anew: usize,
+    length_recopied: usize,
 }
 
 impl Drafted {
     pub(crate) fn new(py: Python<'_>, outcome: core::Outcome, abandonments: &Abandonments) -> PyResult<Self> {
-        let closed = |outcome| Self { outcome, draft: None, matched: 0, length: 0, length_anew: 0 };
+        let closed = |outcome| Self { outcome, draft: None, matched: 0, length: 0, length_recopied: 0 };
         Ok(match outcome {
             core::Outcome::Already(_) => closed("already"),
             core::Outcome::InsideMedia => closed("inside_media"),
@@ -197,7 +197,7 @@ impl Drafted {
                 draft: Some(Py::new(py, Plan::new(drafted.id.0, Announced::default(), abandonments))?),
                 matched: drafted.matched,
                 length: drafted.length,
-                length_anew: drafted.length_anew,
+                length_recopied: drafted.length_recopied,
             },
         })
     }

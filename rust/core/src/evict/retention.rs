@@ -76,7 +76,7 @@ impl PrefixIndex {
 }
 
 /// The position whose removal leaves the smallest gap, among those that may go. The deepest has
-/// no gap after it and goes only where no other may.
+/// no gap after it and is dropped only where no other may be.
 fn thinnest(start: u32, positions: &[u32], may_go: impl Fn(&usize) -> bool) -> Option<usize> {
     let gap = |at: usize| {
         let before = if at == 0 { start } else { positions[at - 1] };

@@ -54,16 +54,16 @@ impl PrefixIndex {
 
     /// What can be added without an eviction.
     fn free(&self) -> Room {
-        self.beside(self.trees.ledger.held())
+        self.left_beyond(self.trees.ledger.held())
     }
 
     /// What could be added if everything that no lease holds were evicted.
     pub(crate) fn room(&self) -> Room {
-        self.beside(self.trees.ledger.leased())
+        self.left_beyond(self.trees.ledger.leased())
     }
 
-    /// What the limits leave next to `kept` and all reservations.
-    fn beside(&self, kept: Amount) -> Room {
+    /// What the limits leave beyond `kept` and all reservations.
+    fn left_beyond(&self, kept: Amount) -> Room {
         let reserved = self.trees.ledger.reserved();
         Room {
             nbytes: self.limits.max_bytes.saturating_sub(kept.nbytes + reserved.nbytes),

@@ -10,7 +10,7 @@ use hashbrown::hash_map::Entry;
 use hashbrown::{HashMap, HashSet};
 
 use crate::error::Error;
-use crate::keys::hash::ContentHash;
+use crate::keys::hash::{ContentHash, PathHash, PathHasher};
 use crate::keys::query::{Cuts, Query};
 use crate::keys::token::{MEDIA_BIT, UNKNOWN_MEDIA, check_tokens};
 use crate::tables::shrink;
@@ -205,6 +205,17 @@ impl MediaTable {
         self.ids.insert(identity, Arc::clone(&id));
         Some(id)
     }
+}
+
+/// The hash of a prompt's path, without an index. O(n).
+///
+/// # Errors
+/// As [`PrefixIndex::media_keys`](crate::PrefixIndex::media_keys).
+pub fn path_hash(mut before: PathHasher, tokens: &[u32], spans: &[Span<'_>]) -> Result<PathHash, Error> {
+    let mut table = MediaTable::default();
+    let keys = table.keys(tokens, spans, true)?;
+    before.extend(&keys.keys, |key| table.content(key));
+    Ok(before.hash())
 }
 
 fn entry_bytes(digest: &[u8]) -> usize {

@@ -4,7 +4,7 @@
 //! tree with checkpoints a checkpoint with the KV that it alone makes usable. Units are named by their
 //! node. A unit that a lease holds is not in the policy.
 //!
-//! To add a policy: a file beside `lru.rs` with an [`EvictionPolicy`], a variant in [`Policy`] and in
+//! To add a policy: a file next to `lru.rs` with an [`EvictionPolicy`], a variant in [`Policy`] and in
 //! [`Order`]. Dispatch is a `match`, so a policy costs no more than its own work.
 
 mod lru;

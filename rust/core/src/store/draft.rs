@@ -22,14 +22,14 @@ impl PrefixIndex {
             Outcome::Already(joined) => return Ok((Planned::Already(joined), dropped)),
             Outcome::InsideMedia => return Ok((Planned::InsideMedia, dropped)),
         };
-        let Drafted { id, length, length_anew, .. } = drafted;
-        if length.max(length_anew) == 0 {
+        let Drafted { id, length, length_recopied, .. } = drafted;
+        if length.max(length_recopied) == 0 {
             return Ok((Planned::TooLarge, self.abort(id)?));
         }
-        let anew = length_anew > length;
+        let recopy = length_recopied > length;
         let mut draft = self.drafts.remove(id).ok_or(Error::UnknownPlan)?;
-        let place = if anew { self.fitting_anew(&draft) } else { None }.unwrap_or(draft.place);
-        dropped.extend(self.move_to(&mut draft, Place { length: length.max(length_anew), ..place }));
+        let place = if recopy { self.fitting_recopied(&draft) } else { None }.unwrap_or(draft.place);
+        dropped.extend(self.move_to(&mut draft, Place { length: length.max(length_recopied), ..place }));
         let cost = self.cost(draft.shape, draft.checkpoint, &draft.place);
         dropped.extend(self.evict(self.over(cost.nbytes, cost.buffers)));
         Ok((Planned::Ready(self.reserve(id, draft)), dropped))
@@ -85,7 +85,7 @@ impl PrefixIndex {
             id,
             matched: place.from,
             length: self.fitting(&draft, &place, self.room()).unwrap_or_default(),
-            length_anew: self.fitting_anew(&draft).map_or(0, |place| place.length),
+            length_recopied: self.fitting_recopied(&draft).map_or(0, |place| place.length),
         };
         if !draft.cuts.is_empty() {
             self.trees.media.hold(&draft.keys);

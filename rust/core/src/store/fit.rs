@@ -77,7 +77,7 @@ impl PrefixIndex {
 
     /// The place that does without the node that the draft splits, where only the draft's own lease
     /// holds that node: its matched tokens are copied again.
-    pub(super) fn fitting_anew(&self, draft: &Draft) -> Option<Place> {
+    pub(super) fn fitting_recopied(&self, draft: &Draft) -> Option<Place> {
         draft.place.cut?;
         let node = &self.trees.arena[draft.place.node];
         if node.leases > 1 {

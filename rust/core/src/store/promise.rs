@@ -10,17 +10,17 @@ use crate::store::request::{NewSegment, Plan, Split};
 use crate::store::under_way::{Draft, Pending, Place};
 
 impl PrefixIndex {
-    /// Settles how many tokens are to be held, at most what the draft said; with `anew`, by giving
+    /// Settles how many tokens are to be held, at most what the draft said; with `recopy`, by giving
     /// up the node that the key diverges in. Returns what is over the limits then, and what was dropped
     /// with that node.
     ///
     /// # Errors
     /// [`Error::UnknownPlan`], also where the tree around the place has changed, the node cannot be
     /// given up any more, or the length is none that can be stored. The draft is left as it is.
-    pub fn settle(&mut self, id: PlanId, length: usize, anew: bool) -> Result<(Need, Dropped), Error> {
+    pub fn settle(&mut self, id: PlanId, length: usize, recopy: bool) -> Result<(Need, Dropped), Error> {
         let draft = self.valid_draft(id).ok_or(Error::UnknownPlan)?;
         let whole = Place { length: draft.keys.len(), ..draft.place };
-        let place = if anew { self.fitting_anew(draft) } else { Some(whole) };
+        let place = if recopy { self.fitting_recopied(draft) } else { Some(whole) };
         let may_be = |place: &Place| match draft.checkpoint {
             Some(_) => length == place.length,
             None => place.from < length && length <= place.length && draft.cuts.back(length) == length,

@@ -125,7 +125,7 @@ pub struct Drafted {
     pub length: usize,
     /// Tokens that can be held if the node that the key diverges in is given up and its matched
     /// tokens are copied again; 0 where there is no such node, or somebody else holds it.
-    pub length_anew: usize,
+    pub length_recopied: usize,
 }
 
 /// The outcome of drafting.

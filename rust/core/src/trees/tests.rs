@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use crate::evict::Need;
 use crate::index::{Limits, PrefixIndex};
 use crate::keys::hash::{ContentHash, HashKey, PathHash, PathHasher};
-use crate::keys::media::Span;
+use crate::keys::media::{Span, path_hash};
 use crate::keys::query::Query;
 use crate::radix::walk::walk;
 
@@ -62,5 +62,8 @@ fn a_content_has_the_same_hash_under_another_id() {
     let mut hasher = PathHasher::new(&HashKey::default(), "", &0_u64.to_le_bytes());
     hasher.extend(&[5, 1 << 31, 1 << 31, 6], |_| ContentHash::new(b"image", 2));
     assert_eq!(hash(&[]), hasher.hash());
+    let before = PathHasher::new(&HashKey::default(), "", &0_u64.to_le_bytes());
+    let span = [Span { start: 1, length: 2, digest: b"image" }];
+    assert_eq!(path_hash(before, &[5, 0, 0, 6], &span), Ok(hasher.hash()));
     assert_eq!(hash(&[b"one", b"two"]), hasher.hash());
 }

@@ -54,7 +54,7 @@ pub(crate) struct Driver<I> {
     open: Vec<Open>,
     ended: Vec<Plan>,
     leases: Vec<LeaseId>,
-    /// Room that was taken beside stores.
+    /// Room that was taken outside of stores.
     transient: Vec<(u64, u64)>,
     released: Vec<LeaseId>,
     /// What `insert` stored is not among them: it gives out no ids.
@@ -118,8 +118,8 @@ impl<I: Index> Driver<I> {
                 self.plan(&self.requested(request))?;
             }
             Operation::Draft(request) => self.draft(&self.requested(request))?,
-            Operation::Settle { which, short, anew, evict } if !self.drafts.is_empty() => {
-                self.settle(which % self.drafts.len(), *short, *anew, *evict)?;
+            Operation::Settle { which, short, recopy, evict } if !self.drafts.is_empty() => {
+                self.settle(which % self.drafts.len(), *short, *recopy, *evict)?;
             }
             Operation::Promise(which) if !self.drafts.is_empty() => {
                 self.promise(which % self.drafts.len())?;

@@ -113,8 +113,8 @@ impl Index for Faulty {
         Index::draft(&mut self.inner, store, stamp)
     }
 
-    fn settle(&mut self, draft: PlanId, length: usize, anew: bool) -> Result<(Need, Dropped), Error> {
-        self.inner.settle(draft, length, anew)
+    fn settle(&mut self, draft: PlanId, length: usize, recopy: bool) -> Result<(Need, Dropped), Error> {
+        self.inner.settle(draft, length, recopy)
     }
 
     fn promise(&mut self, draft: PlanId) -> Result<Plan, Error> {

@@ -35,11 +35,11 @@ pub(crate) enum Operation {
     Plan(Request),
     /// The steps of a plan one by one.
     Draft(Request),
-    /// `short` of the whole; with `evict`, what is over the limits goes at once.
+    /// `short` of the whole; with `evict`, what is over the limits is evicted at once.
     Settle {
         which: usize,
         short: usize,
-        anew: bool,
+        recopy: bool,
         evict: bool,
     },
     Promise(usize),
@@ -156,7 +156,7 @@ fn namespace() -> impl Strategy<Value = String> {
     prop_oneof![3 => Just("a"), 1 => Just("b")].prop_map(str::to_owned)
 }
 
-/// Layouts: 0 and 1 are span layers, 2 and 3 have checkpoints, and 3 is a pure state model.
+/// Layouts: 0 and 1 are full-attention layers, 2 and 3 have checkpoints, and 3 is a recurrent model.
 /// Layout 0 also comes with checkpoints, which a sane caller would not do.
 fn store() -> impl Strategy<Value = Store> {
     let checkpoint = (0_u64..6, 0_u32..3, any::<bool>())
@@ -233,8 +233,8 @@ fn operation() -> impl Strategy<Value = Operation> {
         20 => request().prop_map(Op::Store),
         8 => request().prop_map(Op::Plan),
         4 => request().prop_map(Op::Draft),
-        4 => (which(), short(), any::<bool>(), any::<bool>()).prop_map(|(which, short, anew, evict)| {
-            Op::Settle { which, short: short.saturating_sub(1), anew, evict }
+        4 => (which(), short(), any::<bool>(), any::<bool>()).prop_map(|(which, short, recopy, evict)| {
+            Op::Settle { which, short: short.saturating_sub(1), recopy, evict }
         }),
         3 => which().prop_map(Op::Promise),
         1 => which().prop_map(Op::AbortDraft),

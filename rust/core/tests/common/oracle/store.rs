@@ -52,18 +52,18 @@ pub(super) fn place(store: &Store) -> Place {
 impl Oracle {
     /// All steps up to the promise.
     pub(crate) fn plan(&mut self, store: &Store, stamp: u64) -> (Expected, Gone) {
-        let (length, anew) = match self.draft(store, stamp) {
+        let (length, recopy) = match self.draft(store, stamp) {
             Ok(lengths) => lengths,
             Err(other) => return (other, Gone::default()),
         };
         let last = self.drafts.len() - 1;
-        if length.max(anew) == 0 {
+        if length.max(recopy) == 0 {
             let mut gone = Gone::default();
             let Open { holder, .. } = self.drafts.remove(last);
             self.end_lease(&holder, &mut gone);
             return (Expected::TooLarge, gone);
         }
-        let settled = self.settle_at(last, length.max(anew), anew > length);
+        let settled = self.settle_at(last, length.max(recopy), recopy > length);
         let ([nbytes, buffers], mut gone) = settled.unwrap_or_default();
         gone.add(self.evict(&Need { nbytes, buffers, ..Need::default() }));
         (self.promise_at(last).unwrap_or(Expected::TooLarge), gone)
@@ -106,13 +106,13 @@ impl Oracle {
             plan: None,
             cost: [0; 5],
         });
-        let anew = self.anew(self.drafts.len() - 1).map_or(0, |draft| draft.length);
-        Ok((length, anew))
+        let recopy = self.recopy(self.drafts.len() - 1).map_or(0, |draft| draft.length);
+        Ok((length, recopy))
     }
 
     /// The draft without the other side of the divergence, if only this store holds that and it
     /// gains anything.
-    fn anew(&self, at: usize) -> Option<Draft> {
+    fn recopy(&self, at: usize) -> Option<Draft> {
         let Open { store, draft, .. } = &self.drafts[at];
         let (place, (path, start)) = (place(store), draft.cut.as_ref()?);
         let node = self.tree(&place)?.segments.iter().find(|one| one.path == *path)?;
@@ -130,15 +130,15 @@ impl Oracle {
     }
 
     /// What is over the limits at that length, in bytes and buffers; `None` if it cannot be.
-    pub(crate) fn settle(&mut self, id: PlanId, length: usize, anew: bool) -> Option<([u64; 2], Gone)> {
+    pub(crate) fn settle(&mut self, id: PlanId, length: usize, recopy: bool) -> Option<([u64; 2], Gone)> {
         let at = self.drafts.iter().position(|open| open.id == Some(id))?;
-        self.settle_at(at, length, anew)
+        self.settle_at(at, length, recopy)
     }
 
-    fn settle_at(&mut self, at: usize, length: usize, anew: bool) -> Option<([u64; 2], Gone)> {
+    fn settle_at(&mut self, at: usize, length: usize, recopy: bool) -> Option<([u64; 2], Gone)> {
         let open = self.drafts.get(at).filter(|open| self.standing(open))?;
         let whole = Draft { length: open.store.prompt.len(), ..open.draft.clone() };
-        let most = if anew { self.anew(at)? } else { whole };
+        let most = if recopy { self.recopy(at)? } else { whole };
         let may_be = match open.store.checkpoint {
             Some(_) => length == most.length,
             None => {
@@ -147,7 +147,7 @@ impl Oracle {
         };
         let mut gone = Gone::default();
         let (place, holder) = (place(&open.store), open.holder.clone());
-        let old = open.draft.cut.clone().filter(|_| may_be && anew);
+        let old = open.draft.cut.clone().filter(|_| may_be && recopy);
         if !may_be {
             return None;
         }
