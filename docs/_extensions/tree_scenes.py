@@ -1,6 +1,6 @@
 """Scenes for drawings: each runs a real ``KVPrefixCache`` and reads the tree out of its index.
 
-A letter is a token. The index tells hashes of its nodes and no tokens, so a node's letters are looked for
+A letter is a token. The index's outline has hashes of paths and no tokens, so a node's letters are looked for
 among the sequences stored, and a hash that none of them has is an error: a drawing shows what is there.
 """
 
@@ -17,12 +17,14 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, KVCache
 
 from kvcache import KVPrefixCache
+from kvcache._core import Tokens, path_hash
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _NODE: Final = re.compile(
-    r"tokens (?P<start>\d+)\.\.(?P<end>\d+) \((?P<hash>[0-9a-f]{16})\), (?P<leases>\d+) leases"
+    r"(layout (?P<layout>\d+).*)?tokens (?P<start>\d+)\.\.(?P<end>\d+) \((?P<hash>[0-9a-f]{32})\), "
+    r"(?P<leases>\d+) leases"
     r"(?P<checkpoint>, checkpoint with \d+ leases)?"
 )
 _WIDTH: Final = 4
@@ -35,8 +37,8 @@ class Node:
     Attributes:
         letters: Its own tokens.
         path: All tokens from the root to its end.
-        checkpoint: Whether a checkpoint stands at its end.
-        age: Its place in the order of eviction, 1 goes first; None where it is no unit of its own.
+        checkpoint: Whether there is a checkpoint at its end.
+        age: Its place in the eviction order, 1 is the next victim; None where it is no unit of its own.
         is_new: Whether the last step copied it.
         children: By first token.
     """
@@ -149,7 +151,8 @@ def _read(lines: list[str], stored: list[str]) -> list[Node]:
             path.pop()
         above = path[-1].path if path else ""
         fitting = (each for each in stored if each.startswith(above) and len(each) >= end)
-        whole = next(each for each in fitting if _hash(each[start:end]) == found["hash"])
+        layout = int(found["layout"]).to_bytes(8, "little")
+        whole = next(each for each in fitting if _hash(each[:end], layout) == found["hash"])
         node = Node(whole[start:end], whole[:end], found["checkpoint"] is not None)
         (path[-1].children if path else roots).append(node)
         by_hash[start, found["hash"]] = node
@@ -163,9 +166,6 @@ def _walk(nodes: list[Node]) -> Iterator[Node]:
         yield from _walk(node.children)
 
 
-def _hash(letters: str) -> str:
-    """FNV-1a over token ids, as the outline has it."""
-    value = 0xCBF29CE484222325
-    for letter in letters:
-        value = (value ^ ord(letter)) * 0x100000001B3 % 2**64
-    return f"{value:016x}"
+def _hash(letters: str, layout: bytes) -> str:
+    """The hash of a path, as the outline has it."""
+    return path_hash(Tokens([ord(letter) for letter in letters]), "", layout).hex()

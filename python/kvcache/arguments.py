@@ -46,7 +46,7 @@ def number(rule: str, value: object) -> float:
     try:
         return float(value)
     except OverflowError:
-        return math.inf if value > type(value)(0) else -math.inf  # type: ignore[call-arg, operator]
+        return math.inf if value > type(value)(0) else -math.inf  # type: ignore[call-arg]
 
 
 def text(name: str, value: object) -> str:

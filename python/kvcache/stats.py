@@ -23,10 +23,14 @@ class LabelFigures(NamedTuple):
 
     Attributes:
         sequences: Distinct ends of stores that are fully present.
-        nbytes: Bytes, counted for whoever stored them first.
+        entries: Those that no other one continues; of models that need checkpoints, all.
+        ntokens: Tokens, counted for whoever stored them first.
+        nbytes: Bytes, likewise.
     """
 
     sequences: int
+    entries: int
+    ntokens: int
     nbytes: int
 
 
@@ -55,6 +59,7 @@ class Stats:
         checkpoints: Checkpoints held.
         buffers: MLX arrays held.
         sequences: Distinct ends of stores that are fully present.
+        entries: Those that no other one continues; of models that need checkpoints, all.
         index_bytes: Heap bytes of the native index; 0 for a single namespace.
         by_label: What is held under each label that was used; empty for a single namespace.
 
@@ -81,6 +86,7 @@ class Stats:
     checkpoints: int = 0
     buffers: int = 0
     sequences: int = 0
+    entries: int = 0
     index_bytes: int = 0
     by_label: Mapping[str, LabelFigures] = field(default_factory=dict)
 
@@ -165,6 +171,7 @@ class Counters:
             checkpoints=index.checkpoints,
             buffers=index.buffers,
             sequences=index.sequences,
+            entries=index.entries,
             index_bytes=index.index_bytes,
             by_label=by_label,
         )

@@ -48,7 +48,7 @@ def compact(context: Context, request: Request, length: int) -> Eviction:
     try:
         if acquired.lease is not None:
             with contents.lock:
-                numbers = [number for number, _ in acquired.pieces]
+                numbers = [piece.segment for piece in acquired.pieces]
                 parted = [number for number in numbers if len(contents.segments.find(number)) > 1]
             for number in parted:
                 evicted += _compact_segment(context, acquired.lease, number)

@@ -99,9 +99,9 @@ def cut(
         halved: The parts of the segment to be split, if one is.
         donate: Let go of the caller's layers one by one.
     """
-    segments: dict[int, Part] = {number: [] for number, _, _ in planned.segments}
+    segments: dict[int, Part] = {new.segment: [] for new in planned.segments}
     if planned.split is not None and halved is not None:
-        _, upper, lower, at = planned.split
+        upper, lower, at = planned.split.upper, planned.split.lower, planned.split.at
         segments[upper], segments[lower] = _halves(halved, at)
         arrays.evaluate([*segments[upper], *segments[lower]])
     made: list[Array] = []
@@ -148,7 +148,7 @@ def _halves(halved: Segment, at: int) -> tuple[Part, Part]:
 def _cut_layer(buffers: list[Array], planned: Planned, segments: dict[int, Part]) -> list[Array]:
     made = []
     for buffer in buffers:
-        for number, start, end in planned.segments:
+        for number, start, end in ((new.segment, new.start, new.end) for new in planned.segments):
             copy = arrays.cut(buffer, start, end)
             segments[number].append(copy)
             made.append(copy)

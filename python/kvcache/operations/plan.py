@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
+from kvcache._core import StoreRequest
 from kvcache.errors import InternalError
 from kvcache.eviction import Eviction
 from kvcache.operations.evict import abort, evict_units, finish
@@ -13,7 +14,7 @@ from kvcache.ranks.bids import DraftBid
 from kvcache.storage.contents import Removed
 
 if TYPE_CHECKING:
-    from kvcache._core import CacheIndex, Drafted, Dropped, Plan, Planned
+    from kvcache._core import CacheIndex, Drafted, Plan, Planned, Settled
     from kvcache.layers.layout import Layout
     from kvcache.layers.prompt_cache import Prompt
     from kvcache.operations.context import Context
@@ -98,10 +99,7 @@ def _placed(context: Context, index: CacheIndex, request: Request, reading: Read
     if reading.checkpointed:
         contents.layouts.note_checkpoint(number, reading.nbytes)
         checkpoint = reading.nbytes, reading.buffers, reading.trimmable
-    place = index.draft if context.ranks.grouped else index.plan
-    return place(
-        request.key,
-        reading.length,
+    wanted = StoreRequest(
         namespace=request.namespace,
         media=request.within(reading.length),
         layout=number,
@@ -109,9 +107,10 @@ def _placed(context: Context, index: CacheIndex, request: Request, reading: Read
         segment_buffers=reading.layout.segment_buffers,
         checkpoint=checkpoint,
         label=contents.labels.number(options.label),
-        stamp=request.stamp,
         prompt_length=options.prompt_length,
     )
+    place = index.draft if context.ranks.grouped else index.plan
+    return place(request.key, reading.length, wanted, stamp=request.stamp)
 
 
 def _plan_together(context: Context, request: Request, reading: Reading) -> Step:
@@ -123,7 +122,7 @@ def _plan_together(context: Context, request: Request, reading: Reading) -> Step
         action = partial(_placed, context, request=request, reading=reading)
         drafted = cast("Drafted", context.contents.change(action)[0])
         outcome = _OUTCOMES.index(drafted.outcome)
-        return DraftBid(outcome, drafted.matched, drafted.length, drafted.length_anew)
+        return DraftBid(outcome, drafted.matched, drafted.length, drafted.length_recopied)
 
     try:
         lows, highs = context.ranks.propose(DraftBid, propose)
@@ -134,34 +133,35 @@ def _plan_together(context: Context, request: Request, reading: Reading) -> Step
             )
         if drafted.draft is None:
             return Step(drafted.outcome, None, None, Eviction())
-        length = max(lows.length, lows.length_anew)
+        length = max(lows.length, lows.length_recopied)
         if length == 0:
             abort(context, drafted.draft)
             return Step("too_large", None, None, Eviction())
-        return _promised(context, drafted.draft, length, anew=lows.length_anew > lows.length)
+        return _promised(context, drafted.draft, length, recopy=lows.length_recopied > lows.length)
     except BaseException:
         abort(context, None if drafted is None else drafted.draft)
         raise
 
 
-def _promised(context: Context, draft: Plan, length: int, *, anew: bool) -> Step:
+def _promised(context: Context, draft: Plan, length: int, *, recopy: bool) -> Step:
     """Evicts the agreed number of units until every rank has room, then promises."""
     contents, evicted = context.contents, Eviction()
 
     def over() -> int:
-        nonlocal anew, evicted
-        wants_anew, anew = anew, False
+        nonlocal recopy, evicted
+        recopies, recopy = recopy, False
 
-        def action(index: CacheIndex) -> tuple[int, int, int, Dropped]:
-            nbytes, buffers, given_up = index.settle(draft, length, wants_anew)
-            return nbytes, buffers, index.count_units(nbytes=nbytes, buffers=buffers), given_up
+        def action(index: CacheIndex) -> tuple[Settled, int]:
+            settled = index.settle(draft, length, recopies)
+            return settled, index.count_units(nbytes=settled.nbytes, buffers=settled.buffers)
 
-        (nbytes, buffers, units, given_up), arrays = contents.change(action)
-        if given_up:
-            evicted += finish(context, Removed(given_up, arrays))
-        if not units and (nbytes or buffers):
+        (settled, units), arrays = contents.change(action)
+        if settled.given_up:
+            evicted += finish(context, Removed(settled.given_up, arrays))
+        if not units and (settled.nbytes or settled.buffers):
             raise InternalError(
-                f"a store that was planned to fit is short of {nbytes} bytes and {buffers} buffers"
+                f"a store that was planned to fit is short of {settled.nbytes} bytes and "
+                f"{settled.buffers} buffers"
             )
         return units
 

@@ -287,7 +287,7 @@ def _allocation(
 
 
 def _added_bytes(planned: Planned, copies: Copies) -> int:
-    new = [array for number, _, _ in planned.segments for array in copies.segments[number]]
+    new = [array for made in planned.segments for array in copies.segments[made.segment]]
     images = 0 if copies.checkpoint is None else image_figures(copies.checkpoint[1])[0]
     return arrays.nbytes(new) + images
 

@@ -73,13 +73,13 @@ class DraftBid(NamedTuple):
         outcome: By its number.
         matched: Tokens that it holds already.
         length: Tokens that fit with everything that is leased kept.
-        length_anew: Tokens that fit if what this store itself keeps may go.
+        length_recopied: Tokens that fit if what this store itself keeps may go.
     """
 
     outcome: int
     matched: int
     length: int
-    length_anew: int
+    length_recopied: int
 
 
 class RoomBid(NamedTuple):

@@ -113,12 +113,12 @@ class Contents:
         Returns:
             The arrays of all that left the index. The list is the caller's.
         """
-        joins, rewritten, segments, checkpoints = self.index.owed
-        for number, replaced in joins:
-            self.segments.join(number, replaced)
-        for number in rewritten:
+        owed = self.index.owed
+        for join in owed.joins:
+            self.segments.join(join.segment, join.replaced)
+        for number in owed.rewritten:
             self.segments.rewrite(number)
-        arrays = self.segments.remove(segments, checkpoints)
+        arrays = self.segments.remove(owed.segments, owed.checkpoints)
         self.index.settled()
         self.segments.withdraw()
         return arrays
@@ -192,7 +192,7 @@ class Contents:
 
     def halved(self, planned: Planned) -> Segment | None:
         """The parts of the segment that a plan is going to split; under the lock."""
-        return None if planned.split is None else list(self.segments.segment(planned.split[0]))
+        return None if planned.split is None else list(self.segments.segment(planned.split.old))
 
     def require_match(self, namespace: str, layout: Layout) -> None:
         """Refuses a layout that cannot be of the model that the namespace holds; under the lock.

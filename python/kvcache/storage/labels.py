@@ -10,6 +10,8 @@ from kvcache.stats import LabelFigures
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kvcache._core import LabelStats
+
 # Labels are few; more of them are a caller's mistake that must not grow for ever.
 _MOST: Final = 1024
 
@@ -32,10 +34,11 @@ class Labels:
             self._numbers[label] = len(self._numbers)
         return self._numbers[label]
 
-    def figures(self, counted: Sequence[tuple[int, int]]) -> dict[str, LabelFigures]:
-        """The index's (sequences, bytes) of each number, by label."""
-        return {
-            label: LabelFigures(*counted[number])
-            for label, number in self._numbers.items()
-            if number < len(counted)
-        }
+    def figures(self, counted: Sequence[LabelStats]) -> dict[str, LabelFigures]:
+        """The index's figures of each number, by label."""
+        found = {}
+        for label, number in self._numbers.items():
+            if number < len(counted):
+                held = counted[number]
+                found[label] = LabelFigures(held.sequences, held.entries, held.ntokens, held.nbytes)
+        return found

@@ -59,21 +59,21 @@ def gather(acquired: Acquired, layout: Layout, segments: SegmentStore, *, tokens
     found, taken = acquired.found, acquired.taken
     owned = frozenset(taken.segments) if taken else frozenset()
     pieces = []
-    for number, used in acquired.pieces:
-        left = used
+    for piece in acquired.pieces:
+        number, left = piece.segment, piece.tokens
         for part in segments.segment(number):
             leading = min(left, part[0].shape[-2] if part else left)
             if leading:
                 pieces.append(Piece(list(part), leading, owned=number in owned))
             left -= leading
-    stored = segments.checkpoint(acquired.checkpoint[0]) if acquired.checkpoint else []
+    stored = segments.checkpoint(acquired.checkpoint.id) if acquired.checkpoint else []
     return Lent(
         found=found,
         lease=acquired.lease,
         layout=layout,
         pieces=pieces,
         images=[replace(image, arrays=list(image.arrays)) for image in stored],
-        trim=acquired.checkpoint is not None and acquired.checkpoint[1] > found.length,
+        trim=acquired.checkpoint is not None and acquired.checkpoint.position > found.length,
         remaining=tokens - found.length,
         takeable=takeable,
     )

@@ -7,8 +7,9 @@ use pyo3::exceptions::{PyBufferError, PyTypeError};
 #[cfg(not(Py_GIL_DISABLED))]
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyBytes, PyInt, PyList, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyInt, PyList, PyString, PyTuple};
 
+use crate::arguments::{is_boolean, type_name};
 use crate::error::{ConfigError, TokenError, to_python};
 
 /// A media span as the Python layer passes it: start, length, digest.
@@ -33,7 +34,7 @@ impl Tokens {
         read(tokens)
     }
 
-    /// A copy with more token ids behind it.
+    /// A copy with more token ids appended.
     fn extended(&self, more: &Bound<'_, PyList>) -> PyResult<Self> {
         let more = from_list(more)?;
         Ok(Self(Source::Owned([self.keys(), &more].concat())))
@@ -78,15 +79,12 @@ impl Tokens {
         intern: bool,
         with: impl FnOnce(&mut PrefixIndex, &Query<'_>) -> Result<R, kvcache_core::Error>,
     ) -> PyResult<R> {
-        let (keys, behind) = self.keys().split_at(length);
+        let (keys, rest) = self.keys().split_at(length);
         let result = if media.is_empty() {
-            // What is not part of the key is checked too: a bad id is an error wherever it stands.
-            check_tokens(behind, length).and_then(|()| with(index, &Query::tokens(keys)))
+            // What is not part of the key is checked too: a bad id is an error wherever it is.
+            check_tokens(rest, length).and_then(|()| with(index, &Query::tokens(keys)))
         } else {
-            let spans: Vec<Span<'_>> = media
-                .iter()
-                .map(|(start, length, digest)| Span { start: *start, length: *length, digest })
-                .collect();
+            let spans = spans(media);
             let keys = index.media_keys(keys, &spans, intern);
             keys.and_then(|keys: MediaKeys| with(index, &keys.query()))
         };
@@ -98,11 +96,15 @@ impl Tokens {
         })
     }
 
-    /// Whether the ids stand in an array of unsigned integers.
+    /// Whether the ids are in an array of unsigned integers.
     fn unsigned(&self) -> bool {
         let Source::Buffer(buffer, _) = &self.0 else { return false };
         matches!(ElementType::from_format(buffer.format()), ElementType::UnsignedInteger { .. })
     }
+}
+
+pub(crate) fn spans(media: &[SpanArgument]) -> Vec<Span<'_>> {
+    media.iter().map(|(start, length, digest)| Span { start: *start, length: *length, digest }).collect()
 }
 
 /// Reads token ids from a list, a tuple, or an integer array with one dimension, or with two of
@@ -147,10 +149,6 @@ fn wrong_type(found: &Bound<'_, PyAny>) -> PyErr {
     ))
 }
 
-pub(crate) fn type_name(found: &Bound<'_, PyAny>) -> String {
-    found.get_type().name().map_or_else(|_| "an object".to_owned(), |name| name.to_string())
-}
-
 /// The fast path takes exact `int`s only: no call back into Python can change the list meanwhile.
 #[allow(unsafe_code)]
 fn from_list(list: &Bound<'_, PyList>) -> PyResult<Vec<u32>> {
@@ -178,7 +176,7 @@ fn from_list(list: &Bound<'_, PyList>) -> PyResult<Vec<u32>> {
         }
         // SAFETY: the first `read` slots were written.
         unsafe { tokens.set_len(read) };
-        // A negative or very large item has left its error behind.
+        // A negative or very large item has left an exception set.
         drop(PyErr::take(list.py()));
     }
     while tokens.len() < list.len() {
@@ -201,11 +199,6 @@ fn token(item: &Bound<'_, PyAny>, at: usize) -> PyResult<u32> {
         ))),
         _ => Err(out_of_range(&shown(item), at)),
     }
-}
-
-/// Python's or numpy's, which older versions of numpy let pass as an integer, with a warning.
-fn is_boolean(item: &Bound<'_, PyAny>) -> bool {
-    item.is_instance_of::<PyBool>() || matches!(type_name(item).as_str(), "bool" | "bool_")
 }
 
 fn is_index(item: Borrowed<'_, '_, PyAny>) -> bool {

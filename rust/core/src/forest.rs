@@ -1,16 +1,16 @@
 //! The trees: one per namespace and layout.
 //!
-//! Stores with and without checkpoints under one layout go into two trees, so that no tree ever
+//! Stores with and without checkpoints under one layout are kept in two trees, so that no tree ever
 //! holds both kinds, whatever a caller does.
 
 use hashbrown::{Equivalent, HashMap};
 
 use crate::ids::{LayoutId, LeaseId, NodeId, TreeId};
-use crate::ledger::Amount;
+use crate::ledger::{Amount, Sequences};
 use crate::radix::arena::Arena;
-use crate::radix::children::shrink;
 use crate::radix::node::Node;
 use crate::radix::slab::Slab;
+use crate::tables::shrink;
 use crate::work::look;
 
 /// One tree and its share of the ledger.
@@ -19,11 +19,12 @@ pub(crate) struct Tree {
     pub(crate) namespace: Box<str>,
     pub(crate) layout: LayoutId,
     pub(crate) root: NodeId,
-    /// Window or state layers: usable at checkpoints only. Otherwise usable at every token.
+    /// Usable at checkpoints only, since some layer is sliding-window or recurrent. Otherwise usable at
+    /// every token.
     pub(crate) checkpointed: bool,
     pub(crate) held: Amount,
     pub(crate) nodes: u64,
-    pub(crate) sequences: u64,
+    pub(crate) sequences: Sequences,
     /// The latest of the leases in this tree, which are a list.
     pub(crate) lease: Option<LeaseId>,
 }
@@ -85,7 +86,7 @@ impl Forest {
             checkpointed,
             held: Amount::default(),
             nodes: 0,
-            sequences: 0,
+            sequences: Sequences::default(),
             lease: None,
         }));
         self.get_mut(id).root = arena.add(Node::new(id, NodeId::NONE, 0, Box::default()));

@@ -1,15 +1,16 @@
 //! Leases: paths that eviction leaves alone.
 //!
 //! A lease covers all nodes from the root to one node, and perhaps one checkpoint. What it covers
-//! is off the LRU list and counted as leased in the ledger; on release it rejoins the list at its
-//! recent end, leaf first, so a lease and its release are also a touch.
+//! is out of the eviction policy and counted as leased in the ledger; on release it is inserted again,
+//! leaf first, so a lease and its release are also a use.
 
 use hashbrown::HashMap;
 
-use crate::evict::Dropped;
+use crate::dropped::Dropped;
 use crate::ids::{LeaseId, NodeId, TreeId};
-use crate::radix::children::shrink;
-use crate::radix::edit::{Trees, checkpoint_amount, segment_amount};
+use crate::order::policy::Leaving;
+use crate::tables::shrink;
+use crate::trees::Trees;
 use crate::work::look;
 
 #[derive(Clone, Copy, Debug)]
@@ -40,9 +41,9 @@ impl Leases {
     pub(crate) fn acquire(&mut self, trees: &mut Trees, id: LeaseId, lease: Lease) {
         for node in trees.path(lease.node) {
             if trees.arena[node].leases == 0 {
-                trees.ledger.lease(segment_amount(&trees.arena[node]));
+                trees.ledger.lease(trees.arena[node].amount());
                 if !trees.checkpointed(node) {
-                    trees.unlist(node);
+                    trees.unlist(node, Leaving::Leased);
                 }
             }
             trees.arena[node].leases += 1;
@@ -52,9 +53,9 @@ impl Leases {
         {
             checkpoint.leases += 1;
             if checkpoint.leases == 1 {
-                let amount = checkpoint_amount(checkpoint);
+                let amount = checkpoint.amount();
                 trees.ledger.lease(amount);
-                trees.unlist(node);
+                trees.unlist(node, Leaving::Leased);
             }
         }
         let older = trees.forest.get_mut(lease.tree).lease.replace(id);
@@ -141,7 +142,7 @@ fn count_down(trees: &mut Trees, lease: &Lease) -> (Vec<NodeId>, Option<NodeId>)
         let node = &mut trees.arena[id];
         node.leases -= 1;
         if node.leases == 0 {
-            let amount = segment_amount(node);
+            let amount = node.amount();
             trees.ledger.unlease(amount);
             free.push(id);
         }
@@ -150,7 +151,7 @@ fn count_down(trees: &mut Trees, lease: &Lease) -> (Vec<NodeId>, Option<NodeId>)
         let Some(checkpoint) = trees.arena[*id].checkpoint.as_mut() else { return false };
         checkpoint.leases -= 1;
         if checkpoint.leases == 0 {
-            let amount = checkpoint_amount(checkpoint);
+            let amount = checkpoint.amount();
             trees.ledger.unlease(amount);
         }
         checkpoint.leases == 0

@@ -42,8 +42,21 @@ impl SubAssign for Amount {
 pub struct LabelAmount {
     /// Ends of stores made under this label.
     pub sequences: u64,
-    /// Bytes of segments that such stores brought.
+    /// Those of them that count as entries.
+    pub entries: u64,
+    /// Tokens of segments that such stores brought.
+    pub ntokens: u64,
+    /// Bytes of segments and checkpoints that such stores brought.
     pub nbytes: u64,
+}
+
+/// How many stored sequences there are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sequences {
+    /// Distinct ends of stores, nested ones each.
+    pub(crate) all: u64,
+    /// Those that no other stored sequence covers: see [`ends`](crate::trees).
+    pub(crate) entries: u64,
 }
 
 /// Totals over all trees.
@@ -55,8 +68,8 @@ pub(crate) struct Ledger {
     /// Room promised to stores between plan and commit.
     reserved: Amount,
     labels: Vec<LabelAmount>,
-    /// Ends of stores, over all labels.
-    sequences: u64,
+    /// Over all labels.
+    sequences: Sequences,
 }
 
 impl Ledger {
@@ -107,20 +120,33 @@ impl Ledger {
         &mut self.labels[at]
     }
 
-    /// A store's end came to be.
-    pub(crate) fn add_end(&mut self, account: &mut u64, label: u16) {
-        self.sequences += 1;
-        *account += 1;
+    /// The end of a store came to be; `account` is the part of its tree, here and below.
+    pub(crate) fn add_end(&mut self, account: &mut Sequences, label: u16) {
+        self.sequences.all += 1;
+        account.all += 1;
         self.label(label).sequences += 1;
     }
 
-    pub(crate) fn remove_end(&mut self, account: &mut u64, label: u16) {
-        self.sequences -= 1;
-        *account -= 1;
+    pub(crate) fn remove_end(&mut self, account: &mut Sequences, label: u16) {
+        self.sequences.all -= 1;
+        account.all -= 1;
         self.label(label).sequences -= 1;
     }
 
-    pub(crate) fn sequences(&self) -> u64 {
+    /// An end became an entry.
+    pub(crate) fn add_entry(&mut self, account: &mut Sequences, label: u16) {
+        self.sequences.entries += 1;
+        account.entries += 1;
+        self.label(label).entries += 1;
+    }
+
+    pub(crate) fn remove_entry(&mut self, account: &mut Sequences, label: u16) {
+        self.sequences.entries -= 1;
+        account.entries -= 1;
+        self.label(label).entries -= 1;
+    }
+
+    pub(crate) fn sequences(&self) -> Sequences {
         self.sequences
     }
 

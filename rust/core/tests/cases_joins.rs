@@ -22,7 +22,7 @@ fn figures(engine: &Engine) -> (u64, u64) {
     (trees.nodes, trees.buffers)
 }
 
-/// Whoever branches off at every token leaves nothing behind once the branches are gone.
+/// A caller that branches off at every token leaves no fragments once the branches are gone.
 #[test]
 fn branches_at_every_token_leave_no_pieces() {
     let (mut engine, prompt) = (grained(), run(0, 40));

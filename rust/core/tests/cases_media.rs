@@ -34,7 +34,7 @@ fn an_image_matches_itself_at_its_place_only() {
     assert_eq!(engine.get(&with_image(b'B')), 10, "media where the cache has none");
 }
 
-/// 77: the same where eviction left half an image behind.
+/// 77: the same where eviction left half an image.
 #[test]
 fn half_an_image_is_not_served() {
     let mut engine = Engine::new(Limits { segment_tokens: 5, ..limits() });

@@ -19,7 +19,7 @@ fn at_most(max_bytes: u64) -> Limits {
     Limits { max_bytes, ..limits() }
 }
 
-/// 16: after a split each half stands for its own tokens, so evicting one frees just these.
+/// 16: after a split each half holds its own tokens, so evicting one frees just these.
 #[test]
 fn the_half_of_a_split_frees_its_own_tokens() {
     let mut engine = Engine::new(limits());
@@ -128,7 +128,7 @@ fn the_tail_goes_first() {
     }
 }
 
-/// 35: KV beyond the last checkpoint of a branch is of no use, and goes with that checkpoint.
+/// 35: KV beyond the last checkpoint of a branch is of no use, and is evicted with that checkpoint.
 #[test]
 fn kv_goes_with_the_checkpoint_that_made_it_usable() {
     let mut engine = Engine::new(Limits { segment_tokens: 10, ..limits() });
@@ -159,7 +159,7 @@ fn checkpoints_of_one_prompt_thin_out_evenly() {
     assert!(gaps.windows(2).all(|pair| pair[1] - pair[0] <= 2 * even), "{kept:?}");
 }
 
-/// 38: beside the newest and the one before it, the one goes that leaves the smallest gap.
+/// 38: besides the newest and the one before it, the one whose removal leaves the smallest gap is dropped.
 #[test]
 fn thinning_out_leaves_the_smallest_gap() {
     let cases =
@@ -241,7 +241,7 @@ fn amounts_beyond_64_bits_are_too_large() {
     assert_eq!(engine.index.ntokens(), 10);
 }
 
-/// A store that would not fit beside the branch that it leaves drops that branch, even where it
+/// A store that would not fit next to the branch that it leaves drops that branch, even where it
 /// was all that the tree held.
 #[test]
 fn the_branch_left_goes_when_only_one_fits() {

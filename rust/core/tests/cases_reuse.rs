@@ -19,7 +19,7 @@ fn a_prefix_of_one_token_counts() {
     assert_eq!(engine.get(&run(1, 3)), 1);
 }
 
-/// 28: a conversation beside another one with the same system prompt overwrites nothing.
+/// 28: two conversations with the same system prompt overwrite nothing of each other.
 #[test]
 fn conversations_with_one_system_prompt_do_not_replace_each_other() {
     let system = run(0, 2000);
@@ -169,7 +169,7 @@ fn the_third_request_hits_fully() {
     assert_eq!((repeat.length, repeat.checkpoint_at), (21_742, Some(22_241)), "an exact repeat");
 }
 
-/// 66: what a cancelled prefill had computed is kept; a copy that failed leaves nothing behind.
+/// 66: what a cancelled prefill had computed is kept; a copy that failed leaves nothing.
 #[test]
 fn a_cancelled_prefill_keeps_what_it_has() {
     let mut engine = Engine::new(limits());

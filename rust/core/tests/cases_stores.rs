@@ -1,4 +1,4 @@
-//! Named cases: stores between their first and their last step, beside each other and on trees
+//! Named cases: stores between their first and their last step, interleaved with each other and on trees
 //! that change under them.
 
 mod common;
@@ -87,7 +87,7 @@ fn a_draft_promises_what_has_room() {
     engine.put(&run(0, 10));
     engine.put(&run(100, 120));
     let draft = engine.draft(&span("", &run(0, 25)));
-    assert_eq!((draft.length, draft.length_anew), (25, 0));
+    assert_eq!((draft.length, draft.length_recopied), (25, 0));
     for impossible in [0, 10, 26] {
         assert_eq!(engine.index.settle(draft.id, impossible, false), Err(Error::UnknownPlan));
     }
@@ -106,21 +106,21 @@ fn a_draft_promises_what_has_room() {
 #[test]
 fn a_draft_on_a_changed_tree_cannot_go_on() {
     let parting = span("", &run(0, 5).then(&run(50, 60)));
-    for anew in [false, true] {
+    for recopy in [false, true] {
         let mut engine = Engine::new(limits());
         engine.put(&run(0, 10));
         let draft = engine.draft(&parting);
         engine.index.clear();
         engine.store(&span("another", &run(0, 10)));
         engine.put(&run(0, 10));
-        assert_eq!(engine.index.settle(draft.id, 15, anew), Err(Error::UnknownPlan));
+        assert_eq!(engine.index.settle(draft.id, 15, recopy), Err(Error::UnknownPlan));
         assert_eq!(engine.index.promise(draft.id), Err(Error::UnknownPlan));
         assert_eq!(engine.index.abort(draft.id), Ok(Dropped::default()));
         assert_eq!(engine.index.ntokens(), 20);
 
         let draft = engine.draft(&parting);
         engine.put(&run(0, 3).then(&run(70, 80)));
-        assert_eq!(engine.index.settle(draft.id, 15, anew), Err(Error::UnknownPlan));
+        assert_eq!(engine.index.settle(draft.id, 15, recopy), Err(Error::UnknownPlan));
         assert_eq!(engine.index.abort(draft.id), Ok(Dropped::default()));
         assert_eq!(engine.put(&parting.prompt), 15);
     }
@@ -133,7 +133,7 @@ fn giving_a_branch_up_takes_it_from_nobody() {
     engine.put(&run(0, 10));
     let parting = span("", &run(0, 5).then(&run(50, 57)));
     let draft = engine.draft(&parting);
-    assert_eq!((draft.length, draft.length_anew), (0, 12));
+    assert_eq!((draft.length, draft.length_recopied), (0, 12));
     let (lease, ..) = engine.pin(&run(0, 10));
     assert_eq!(engine.index.settle(draft.id, 12, true), Err(Error::UnknownPlan));
     engine.release(lease.unwrap());
@@ -145,7 +145,7 @@ fn giving_a_branch_up_takes_it_from_nobody() {
     assert_eq!(engine.get(&parting.prompt), 11);
 }
 
-/// A hybrid's path that only the draft still holds goes with the branch that it gives up.
+/// A hybrid's path that only the draft still holds is dropped with the branch that it gives up.
 #[test]
 fn giving_up_a_path_that_nothing_else_needs() {
     let mut engine = Engine::new(Limits { segment_tokens: 4, ..limits() });
@@ -161,7 +161,7 @@ fn giving_up_a_path_that_nothing_else_needs() {
     assert_eq!(engine.index.stats().trees.nodes, 0);
 }
 
-/// KV that only an open plan kept goes when the plan ends without using it.
+/// KV that only an open plan kept is dropped when the plan ends without using it.
 #[test]
 fn an_aborted_plan_leaves_no_dead_weight() {
     let mut engine = Engine::new(limits());

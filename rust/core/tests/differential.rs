@@ -1,4 +1,4 @@
-//! Random operations on the index beside the oracle. `PROPTEST_CASES` sets how many.
+//! Random operations on the index, compared with the oracle. `PROPTEST_CASES` sets how many.
 
 mod common;
 

@@ -91,8 +91,8 @@ impl Index for Counted {
         self.call(|inner| Index::draft(inner, store, stamp))
     }
 
-    fn settle(&mut self, draft: PlanId, length: usize, anew: bool) -> Result<(Need, Dropped), Error> {
-        self.call(|inner| inner.settle(draft, length, anew))
+    fn settle(&mut self, draft: PlanId, length: usize, recopy: bool) -> Result<(Need, Dropped), Error> {
+        self.call(|inner| inner.settle(draft, length, recopy))
     }
 
     fn promise(&mut self, draft: PlanId) -> Result<Plan, Error> {
@@ -222,7 +222,7 @@ fn a_long_key_costs_little_more_than_its_ids() {
     assert!(counted * 10 <= u64::from(TOKENS) * 43, "{counted} bytes for {TOKENS} tokens");
 }
 
-/// Giving everything back leaves nothing behind that grows with what was stored.
+/// After everything is given back, nothing is left that grows with what was stored.
 #[test]
 fn a_cleared_index_is_small() {
     let before = live();

@@ -7,10 +7,11 @@ use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 
 use common::driver::run;
-use common::faults::{FAULTS, Fault, Faulty};
+use common::faults::names::FAULTS;
+use common::faults::{Fault, Faulty};
 use common::operations::{Script, script};
 
-const SCRIPTS: usize = 200;
+const SCRIPTS: usize = 400;
 
 /// The same scripts at every run.
 fn scripts() -> impl Iterator<Item = Script> {

@@ -28,7 +28,7 @@ fn visited(index: &mut PrefixIndex, keys: &[u32]) -> usize {
 }
 
 /// A lookup compares the nodes on its own path: neither the number of stored prompts nor that of
-/// the branches beside it plays a part.
+/// the branches next to it plays a part.
 #[test]
 fn a_lookup_visits_its_own_path_only() {
     let mut counts = Vec::new();
@@ -81,7 +81,7 @@ fn eviction_time(prompts: u32) -> Duration {
     best
 }
 
-/// Time of `clear` for each of so many prompts that differ in their first token; the best of several.
+/// Time of `clear` for each of `prompts` prompts that differ in their first token; the best of several.
 fn clear_time(prompts: u32) -> Duration {
     let mut best = Duration::MAX;
     for _ in 0..5 {

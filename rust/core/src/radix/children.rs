@@ -1,5 +1,4 @@
-//! The children of a node, by their first key, and which of them lead to a checkpoint that can be
-//! trimmed.
+//! The children of a node, by their first key, and what each of them leads to.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -7,13 +6,22 @@ use std::collections::BinaryHeap;
 use hashbrown::HashMap;
 
 use crate::ids::NodeId;
+use crate::tables::shrink;
 use crate::work::look;
+
+/// What is at or below a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Leads {
+    /// A checkpoint that can be trimmed.
+    pub(crate) trimmable: bool,
+    /// The end of a stored sequence.
+    pub(crate) ended: bool,
+}
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Child {
     pub(crate) id: NodeId,
-    /// Some checkpoint at or below the child can be trimmed.
-    trimmable: bool,
+    leads: Leads,
 }
 
 /// Most nodes have one child or none, and pay no allocation for it.
@@ -28,9 +36,12 @@ pub(crate) enum Children {
 #[derive(Debug, Default)]
 pub(crate) struct Many {
     map: HashMap<u32, Child>,
-    /// How many of them are trimmable.
+    /// How many of them lead to a trimmable checkpoint.
     trimmable: usize,
-    /// Their keys, the smallest on top; also keys of some that are no longer, none of them on top.
+    /// How many of them lead to the end of a stored sequence.
+    ended: usize,
+    /// The keys of those that lead to a trimmable checkpoint, the smallest
+    /// on top; also keys of some that no longer do, none of them on top.
     first: BinaryHeap<Reverse<u32>>,
 }
 
@@ -76,28 +87,26 @@ impl Children {
         }
     }
 
-    /// Adds a child, or puts another node in the place of the one under `key`, which leads to the
-    /// same checkpoints. Amortised O(1).
+    /// Adds a child that leads to nothing yet, or puts another node in the place of the one under
+    /// `key`, which leads to the same. Amortised O(1).
     pub(crate) fn set(&mut self, key: u32, id: NodeId) {
         match self {
-            Self::None => *self = Self::One(key, Child { id, trimmable: false }),
+            Self::None => *self = Self::One(key, Child { id, leads: Leads::default() }),
             Self::One(first, child) if *first == key => child.id = id,
             Self::One(first, child) => {
                 let mut many = Box::new(Many::default());
                 many.map.insert(*first, *child);
-                if child.trimmable {
-                    many.mark(*first);
-                }
-                many.map.insert(key, Child { id, trimmable: false });
+                many.recount(*first, Leads::default(), child.leads);
+                many.map.insert(key, Child { id, leads: Leads::default() });
                 *self = Self::Many(many);
             }
             Self::Many(many) => {
-                many.map.entry(key).or_insert(Child { id, trimmable: false }).id = id;
+                many.map.entry(key).or_insert(Child { id, leads: Leads::default() }).id = id;
             }
         }
     }
 
-    /// Removes a child that leads to no trimmable checkpoint. Amortised O(1).
+    /// Removes a child that leads to nothing. Amortised O(1).
     pub(crate) fn remove(&mut self, key: u32) {
         match self {
             Self::Many(many) => {
@@ -114,35 +123,45 @@ impl Children {
         }
     }
 
-    /// Whether some child leads to a trimmable checkpoint. O(1).
-    pub(crate) fn trimmable(&self) -> bool {
+    /// What the children lead to, taken together. O(1).
+    pub(crate) fn leads(&self) -> Leads {
         match self {
-            Self::None => false,
-            Self::One(_, child) => child.trimmable,
-            Self::Many(many) => many.trimmable > 0,
+            Self::None => Leads::default(),
+            Self::One(_, child) => child.leads,
+            Self::Many(many) => Leads { trimmable: many.trimmable > 0, ended: many.ended > 0 },
         }
     }
 
-    /// The child with the smallest key that leads to one: ranks with equal trees choose alike. O(1).
+    /// How many children lead to the end of a stored sequence. O(1).
+    pub(crate) fn ended(&self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::One(_, child) => usize::from(child.leads.ended),
+            Self::Many(many) => many.ended,
+        }
+    }
+
+    /// The child with the smallest key that leads to a trimmable checkpoint: ranks with equal trees
+    /// choose alike. O(1).
     pub(crate) fn first_trimmable(&self) -> Option<NodeId> {
         match self {
             Self::None => None,
-            Self::One(_, child) => child.trimmable.then_some(child.id),
+            Self::One(_, child) => child.leads.trimmable.then_some(child.id),
             Self::Many(many) => many.first.peek().map(|key| many.map[&key.0].id),
         }
     }
 
-    /// Says whether the child under `key` leads to a trimmable checkpoint. Amortised O(log children).
-    pub(crate) fn set_trimmable(&mut self, key: u32, trimmable: bool) {
+    /// Says what the child under `key` leads to. Amortised O(log children).
+    pub(crate) fn set_leads(&mut self, key: u32, leads: Leads) {
         let child = match self {
             Self::None => None,
             Self::One(first, child) => (*first == key).then_some(child),
             Self::Many(many) => many.map.get_mut(&key),
         };
-        let Some(child) = child.filter(|child| child.trimmable != trimmable) else { return };
-        child.trimmable = trimmable;
+        let Some(child) = child else { return };
+        let before = std::mem::replace(&mut child.leads, leads);
         if let Self::Many(many) = self {
-            if trimmable { many.mark(key) } else { many.unmark() }
+            many.recount(key, before, leads);
         }
     }
 
@@ -160,15 +179,25 @@ impl Children {
 }
 
 impl Many {
-    fn mark(&mut self, key: u32) {
-        self.trimmable += 1;
-        self.first.push(Reverse(key));
+    /// After what the child under `key` leads to has changed.
+    fn recount(&mut self, key: u32, before: Leads, after: Leads) {
+        self.ended = self.ended + usize::from(after.ended) - usize::from(before.ended);
+        match (before.trimmable, after.trimmable) {
+            (false, true) => {
+                self.trimmable += 1;
+                self.first.push(Reverse(key));
+            }
+            (true, false) => {
+                self.trimmable -= 1;
+                self.drop_stale();
+            }
+            _ => {}
+        }
     }
 
-    /// After a child was said to be trimmable no longer.
-    fn unmark(&mut self) {
-        self.trimmable -= 1;
-        let is = |key: u32| self.map.get(&key).is_some_and(|child| child.trimmable);
+    /// Keeps a trimmable child on top of the heap, and the heap small.
+    fn drop_stale(&mut self) {
+        let is = |key: u32| self.map.get(&key).is_some_and(|child| child.leads.trimmable);
         while self.first.peek().is_some_and(|key| !is(key.0)) {
             look();
             self.first.pop();
@@ -179,19 +208,12 @@ impl Many {
                 look();
                 is(key.0)
             });
-            // A key that was marked again is in there twice.
+            // A key that was pushed again is in there twice.
             keys.sort_unstable();
             keys.dedup();
             keys.shrink_to_fit();
             self.first = keys.into();
         }
-    }
-}
-
-/// Gives back what a table holds that once had many more entries. Amortised O(1) a removal.
-pub(crate) fn shrink<K: Eq + std::hash::Hash, V>(map: &mut HashMap<K, V>) {
-    if map.capacity() > 4 * map.len().max(4) {
-        map.shrink_to(map.len() * 2);
     }
 }
 
@@ -201,9 +223,9 @@ mod tests {
 
     use super::*;
 
-    /// Beside a sorted map, over all sizes up and down.
+    /// Compared with a sorted map, over all sizes up and down.
     #[test]
-    fn the_first_trimmable_child_is_the_one_with_the_smallest_key() {
+    fn children_know_what_they_lead_to() {
         let (mut children, mut naive) = (Children::default(), BTreeMap::new());
         let mut random = 1_u32;
         for step in 0..20_000_u32 {
@@ -211,21 +233,24 @@ mod tests {
             // Grows, shrinks, and grows again.
             let (key, growing) = ((random >> 16) % 64, step / 500 % 2 == 0);
             if (random >> 8) % 4 > u32::from(growing) {
-                children.set_trimmable(key, false);
+                children.set_leads(key, Leads::default());
                 if random.is_multiple_of(3) {
                     children.remove(key);
                     naive.remove(&key);
                 } else if let Some(found) = naive.get_mut(&key) {
-                    *found = false;
+                    *found = Leads::default();
                 }
             } else {
+                let leads = Leads { trimmable: random & 1 << 20 == 0, ended: random & 1 << 21 == 0 };
                 children.set(key, NodeId(key));
-                children.set_trimmable(key, true);
-                naive.insert(key, true);
+                children.set_leads(key, leads);
+                naive.insert(key, leads);
             }
-            let first = naive.iter().find(|(_, trimmable)| **trimmable).map(|(key, _)| NodeId(*key));
+            let first = naive.iter().find(|(_, leads)| leads.trimmable).map(|(key, _)| NodeId(*key));
+            let ended = naive.values().filter(|leads| leads.ended).count();
             assert_eq!(children.first_trimmable(), first);
-            assert_eq!(children.trimmable(), first.is_some());
+            assert_eq!(children.leads(), Leads { trimmable: first.is_some(), ended: ended > 0 });
+            assert_eq!(children.ended(), ended);
             assert_eq!(children.len(), naive.len());
             if let Children::Many(many) = &children {
                 assert!(many.first.len() <= 2 * many.trimmable.max(4) + 1);

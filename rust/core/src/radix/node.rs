@@ -1,7 +1,8 @@
 //! A node: a run of token keys, the segment that holds their KV, and perhaps a checkpoint.
 
 use crate::ids::{CheckpointId, NodeId, SegmentId, TreeId};
-use crate::radix::children::Children;
+use crate::ledger::Amount;
+use crate::radix::children::{Children, Leads};
 
 /// A copy of the window and state layers after a node's last token.
 #[derive(Debug)]
@@ -14,6 +15,12 @@ pub(crate) struct Checkpoint {
     pub(crate) leases: u32,
     /// When a store last said that its prompt ends here, counted; 0 for never.
     pub(crate) prompt: u64,
+}
+
+impl Checkpoint {
+    pub(crate) fn amount(&self) -> Amount {
+        Amount { nbytes: self.nbytes, buffers: u64::from(self.buffers), checkpoints: 1, ..Amount::default() }
+    }
 }
 
 /// Where a store ended inside a node, and under which label.
@@ -41,17 +48,19 @@ impl Run {
     }
 }
 
-/// Neighbours in the LRU list, and when the unit was last used.
+/// A unit's place in the eviction policy.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Links {
+pub(crate) struct Placement {
+    /// Neighbours in the policy's list.
     pub(crate) older: NodeId,
     pub(crate) newer: NodeId,
+    /// The unit is in the policy: it may be evicted.
     pub(crate) listed: bool,
-    /// The caller's time of the last use. Non-decreasing along the list.
+    /// The caller's time of the last use.
     pub(crate) stamp: u64,
 }
 
-impl Default for Links {
+impl Default for Placement {
     fn default() -> Self {
         Self { older: NodeId::NONE, newer: NodeId::NONE, listed: false, stamp: 0 }
     }
@@ -67,7 +76,7 @@ pub(crate) struct Node {
     // A Vec would cost 24 bytes in every node, and most nodes have no end.
     #[allow(clippy::box_collection)]
     pub(crate) ends: Option<Box<Vec<End>>>,
-    pub(crate) links: Links,
+    pub(crate) placement: Placement,
     pub(crate) parent: NodeId,
     pub(crate) tree: TreeId,
     /// Tokens from the root to this node's last key.
@@ -96,7 +105,7 @@ impl Node {
             bytes_per_token: 0,
             checkpoint: None,
             ends: None,
-            links: Links::default(),
+            placement: Placement::default(),
             parent,
             tree,
             buffers: 0,
@@ -120,9 +129,27 @@ impl Node {
         self.parent.is_none()
     }
 
-    /// Whether a checkpoint at or below this node can be trimmed. O(1).
-    pub(crate) fn trimmable(&self) -> bool {
-        self.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.trimmable) || self.children.trimmable()
+    /// What is at or below this node. O(1).
+    pub(crate) fn leads(&self) -> Leads {
+        let below = self.children.leads();
+        let own = self.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.trimmable);
+        Leads { trimmable: own || below.trimmable, ended: self.ends.is_some() || below.ended }
+    }
+
+    /// Nothing but a checkpoint of its own could need the node's KV, once it has that many children.
+    pub(crate) fn is_free(&self, children: usize) -> bool {
+        !self.is_root() && children == 0 && self.leases == 0
+    }
+
+    /// What the segment occupies.
+    pub(crate) fn amount(&self) -> Amount {
+        Amount {
+            nbytes: self.nbytes(),
+            buffers: u64::from(self.buffers) * u64::from(self.parts),
+            tokens: self.len() as u64,
+            segments: 1,
+            checkpoints: 0,
+        }
     }
 
     pub(crate) fn nbytes(&self) -> u64 {

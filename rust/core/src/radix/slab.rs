@@ -24,8 +24,8 @@ struct Figures {
     live: u32,
 }
 
-/// Values by number; a number is used again after its value was removed. What an empty chunk leaves
-/// behind is less than a byte an entry.
+/// Values by number; a number is used again after its value was removed. What an empty chunk still
+/// takes is less than a byte an entry.
 #[derive(Debug)]
 pub(crate) struct Slab<T> {
     chunks: Vec<Vec<Slot<T>>>,

@@ -2,7 +2,8 @@
 
 use crate::error::Error;
 use crate::ids::NodeId;
-use crate::keys::{Query, check_tokens, common_prefix};
+use crate::keys::query::Query;
+use crate::keys::token::{MEDIA_BIT, check_tokens, common_prefix};
 use crate::radix::arena::Arena;
 
 /// Where a walk ended.
@@ -45,7 +46,7 @@ pub(crate) fn walk(arena: &Arena, root: NodeId, query: &Query<'_>) -> Result<Wal
         found.matched += common;
         found.node = child;
         if common < node.len() {
-            found.media = common < rest.len() && node.keys[common] & crate::keys::MEDIA_BIT != 0;
+            found.media = common < rest.len() && node.keys[common] & MEDIA_BIT != 0;
             break;
         }
     }
@@ -56,7 +57,7 @@ pub(crate) fn walk(arena: &Arena, root: NodeId, query: &Query<'_>) -> Result<Wal
         && found.matched < query.len()
         && found.matched == arena[found.node].end as usize
     {
-        found.media = arena[only].keys[0] & crate::keys::MEDIA_BIT != 0;
+        found.media = arena[only].keys[0] & MEDIA_BIT != 0;
     }
     Ok(found)
 }

@@ -1,13 +1,12 @@
 //! The end of a store: commit or abort.
 
+use crate::dropped::Dropped;
 use crate::error::Error;
-use crate::evict::Dropped;
 use crate::ids::{NodeId, PlanId};
 use crate::index::PrefixIndex;
-use crate::keys::Query;
 use crate::radix::node::Checkpoint;
-use crate::radix::walk::walk;
-use crate::store::{CheckpointSpec, Committed, Pending};
+use crate::store::request::{CheckpointSpec, Committed};
+use crate::store::under_way::Pending;
 
 impl PrefixIndex {
     /// Ends a plan: what the caller copied becomes part of the tree. O(len(key)).
@@ -19,20 +18,18 @@ impl PrefixIndex {
         let stamp = self.tick(stamp);
         self.trees.ledger.unreserve(pending.reserved);
         let mut dropped = Dropped::default();
-        let Some(place) = self.still_there(&pending) else {
+        let Some(node) = self.node_now(&pending) else {
             self.let_go(&pending.draft, &mut dropped);
             return Ok(Committed { stale: true, dropped, joined: Vec::new() });
         };
-        let last = self.attach(&pending, place, &mut dropped);
+        let last = self.attach(&pending, node, &mut dropped);
         // First the release, then the touch: what was stored is more recent than the other half of
         // a split, which the lease covers too.
         self.let_go(&pending.draft, &mut dropped);
-        if pending.draft.checkpoint.is_some() {
-            self.trees.touch_checkpoint(last, stamp);
-            self.mark_prompt(last, pending.draft.prompt);
+        let checkpointed = pending.draft.checkpoint.is_some();
+        self.use_end(last, checkpointed, pending.draft.prompt, stamp);
+        if checkpointed {
             self.retain_checkpoints(last, &mut dropped);
-        } else {
-            self.trees.touch_path(last, stamp);
         }
         let joined = self.trees.join_path(last, self.segment_tokens, &mut self.ids);
         Ok(Committed { stale: false, dropped, joined })
@@ -54,33 +51,20 @@ impl PrefixIndex {
         Ok(dropped)
     }
 
-    /// Where the planned tokens go, if the tree around the divergence is what it was. A node that was to
-    /// be cut and has been joined with another has a new segment.
-    fn still_there(&mut self, pending: &Pending) -> Option<NodeId> {
-        let plan = &pending.plan;
+    /// The node that the planned tokens follow or split, if their place is what it was and nobody else has
+    /// put a checkpoint there.
+    fn node_now(&mut self, pending: &Pending) -> Option<NodeId> {
+        let Pending { draft, plan, .. } = pending;
+        let place = self.place_now(draft)?;
         let Self { trees, .. } = self;
-        let tree = trees.forest.find_or_add(
-            &mut trees.arena,
-            &pending.draft.namespace,
-            pending.draft.layout,
-            pending.draft.checkpoint.is_some(),
-        );
-        let mut query = Query::tokens(&pending.draft.keys);
-        query.checked = true;
-        let walked = walk(&trees.arena, trees.forest.get(tree).root, &query).ok()?;
-        let node = &trees.arena[walked.node];
-        let inside = walked.inside(&trees.arena);
-        let same = match plan.split {
-            Some(split) => split.old == node.segment && split.at == inside,
-            None => inside == node.len(),
-        };
-        let free = pending.draft.checkpoint.is_none() || inside < node.len() || node.checkpoint.is_none();
-        let place = (same && walked.matched == plan.matched && (free || plan.length > plan.matched))
-            .then_some(walked.node);
-        if place.is_none() {
-            trees.remove_if_empty(tree);
+        if place.node.is_none() {
+            let checkpointed = draft.checkpoint.is_some();
+            let tree =
+                trees.forest.find_or_add(&mut trees.arena, &draft.namespace, draft.layout, checkpointed);
+            return Some(trees.forest.get(tree).root);
         }
-        place
+        let adds = plan.length > plan.matched || place.cut.is_some();
+        (adds || trees.arena[place.node].checkpoint.is_none()).then_some(place.node)
     }
 
     fn attach(&mut self, pending: &Pending, node: NodeId, dropped: &mut Dropped) -> NodeId {

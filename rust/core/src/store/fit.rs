@@ -3,10 +3,19 @@
 use crate::evict::Room;
 use crate::index::PrefixIndex;
 use crate::ledger::Amount;
-use crate::radix::edit::{SegmentShape, segment_amount};
-use crate::store::CheckpointSpec;
-use crate::store::Draft;
-use crate::store::draft::Place;
+use crate::store::request::CheckpointSpec;
+use crate::store::under_way::{Draft, Place};
+use crate::trees::grow::SegmentShape;
+
+/// The segments of new tokens `from..to`: they end at multiples of the grain, so that two machines cut
+/// alike.
+pub(super) fn blocks(from: usize, to: usize, grain: usize) -> impl Iterator<Item = (usize, usize)> {
+    let mut start = from;
+    std::iter::from_fn(move || {
+        let end = to.min((start / grain + 1) * grain);
+        (start < to).then(|| (std::mem::replace(&mut start, end), end))
+    })
+}
 
 impl PrefixIndex {
     /// What a store adds at `place` until its commit: new segments, both halves of a split, a
@@ -18,7 +27,7 @@ impl PrefixIndex {
         place: &Place,
     ) -> Amount {
         let tokens = place.length.saturating_sub(place.from) as u64;
-        // Nodes end at multiples of the grain.
+        // As many as `blocks`, in O(1).
         let grain = self.segment_tokens;
         let segments = if tokens > 0 { place.length.div_ceil(grain) - place.from / grain } else { 0 } as u64;
         let mut cost = Amount {
@@ -66,16 +75,16 @@ impl PrefixIndex {
         (length > place.from).then_some(length)
     }
 
-    /// The place that does without the node which the draft cuts, where only the draft's own lease
-    /// holds that node: its matched tokens are copied anew.
-    pub(super) fn fitting_anew(&self, draft: &Draft) -> Option<Place> {
+    /// The place that does without the node that the draft splits, where only the draft's own lease
+    /// holds that node: its matched tokens are copied again.
+    pub(super) fn fitting_recopied(&self, draft: &Draft) -> Option<Place> {
         draft.place.cut?;
         let node = &self.trees.arena[draft.place.node];
         if node.leases > 1 {
             return None;
         }
         let mut room = self.room();
-        let amount = segment_amount(node);
+        let amount = node.amount();
         room.nbytes += amount.nbytes;
         room.buffers += amount.buffers;
         let place = Place { from: node.start(), node: node.parent, cut: None, length: draft.keys.len() };

@@ -1,14 +1,16 @@
 //! Inserting: a store whose arrays nobody copies, in one step.
 
+use crate::dropped::Dropped;
 use crate::error::Error;
-use crate::evict::{Dropped, Need};
+use crate::evict::Need;
 use crate::ids::{LayoutId, NodeId, SegmentId};
 use crate::index::PrefixIndex;
-use crate::keys::{Query, check_tokens};
-use crate::radix::edit::SegmentShape;
+use crate::keys::query::Query;
+use crate::keys::token::check_tokens;
 use crate::radix::walk::walk;
-use crate::store::draft::Place;
-use crate::store::{Planned, StoreRequest};
+use crate::store::fit::blocks;
+use crate::store::request::{Planned, StoreRequest};
+use crate::store::under_way::Place;
 
 /// What [`PrefixIndex::insert`] did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -22,7 +24,7 @@ pub struct Inserted {
 }
 
 impl PrefixIndex {
-    /// Plans, evicts and commits in one step; bookkeeping only, for trees of span layers. The
+    /// Plans, evicts and commits in one step; bookkeeping only, for trees of full-attention layers. The
     /// longest prefix that fits the limits is kept. O(len(query)).
     ///
     /// # Errors
@@ -80,18 +82,14 @@ impl PrefixIndex {
                 self.held(request, &walked, length, stamp);
                 return Ok(Some(Inserted { length, ..Inserted::default() }));
             }
-            if walked.inside(&self.trees.arena) < self.trees.arena[walked.node].len() {
+            place = self.place_after(&walked, length);
+            if place.cut.is_some() {
                 return Ok(None);
             }
-            place = Place { from: walked.matched, node: walked.node, ..place };
         } else if !query.checked {
             check_tokens(query.keys, 0)?;
         }
-        let shape = SegmentShape {
-            bytes_per_token: request.bytes_per_token,
-            buffers: request.segment_buffers,
-            label: request.label,
-        };
+        let shape = request.shape();
         let cost = self.cost(shape, None, &place);
         let over = self.over(cost.nbytes, cost.buffers);
         let mut evicted = Dropped::default();
@@ -111,12 +109,9 @@ impl PrefixIndex {
         let tree = trees.forest.find_or_add(&mut trees.arena, request.namespace, request.layout, false);
         let mut last = if place.from == 0 { trees.forest.get(tree).root } else { place.node };
         let media = !query.cuts.is_empty();
-        let mut start = place.from;
-        while start < length {
-            let end = length.min((start / self.segment_tokens + 1) * self.segment_tokens);
+        for (start, end) in blocks(place.from, length, self.segment_tokens) {
             let keys = query.keys[start..end].into();
             last = trees.add_leaf(last, keys, SegmentId(self.ids.next()), shape, media);
-            start = end;
         }
         trees.add_end(last, trees.arena[last].len(), shape.label);
         trees.touch_path(last, stamp);

@@ -1,12 +1,13 @@
-//! A call beside many prompts, children, namespaces or leases looks at as much as beside few.
+//! A call among many prompts, children, namespaces or leases looks at as much as among few.
 
 use super::LOOKED_AT;
-use crate::evict::{Dropped, Need};
+use crate::dropped::Dropped;
+use crate::evict::Need;
 use crate::ids::{LayoutId, LeaseId};
 use crate::index::{Limits, PrefixIndex};
-use crate::keys::Query;
-use crate::media::Span;
-use crate::store::{CheckpointSpec, Planned, StoreRequest};
+use crate::keys::media::Span;
+use crate::keys::query::Query;
+use crate::store::request::{CheckpointSpec, Planned, StoreRequest};
 
 const FEW: u32 = 1_000;
 /// Debug builds take seconds for more.
@@ -142,8 +143,8 @@ fn no_call_looks_at_more_beside_more() {
             CALLS.iter().map(|(_, call)| counted(&mut index, call)).collect::<Vec<u64>>()
         });
         for (((call, _), few), many) in CALLS.iter().zip(&few).zip(&many) {
-            assert!(few.abs_diff(*many) <= 8, "{call} beside {world}: {few} and {many}");
-            assert!(*many < 400, "{call} beside {world}: {many}");
+            assert!(few.abs_diff(*many) <= 8, "{call} among {world}: {few} and {many}");
+            assert!(*many < 400, "{call} among {world}: {many}");
         }
     }
 }

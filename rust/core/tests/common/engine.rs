@@ -18,7 +18,7 @@ pub(crate) fn run(start: u32, end: u32) -> Prompt {
     Prompt::text(start..end)
 }
 
-/// A store of span layers, of one byte and one array.
+/// A store of full-attention layers, of one byte and one array.
 pub(crate) fn span(namespace: &str, prompt: &Prompt) -> Store {
     Store {
         namespace: namespace.to_owned(),

@@ -3,6 +3,8 @@
 //! A fault sits in what goes into a sound index or comes out of it, so `validate()` never sees
 //! it: what catches it is the comparison with the oracle.
 
+pub(crate) mod names;
+
 use kvcache_core::{
     Broken, Committed, Dropped, Error, Inserted, LabelAmount, LayoutId, LeaseId, Limits, Match, Need,
     Outcome, Plan, PlanId, Planned, PrefixIndex, Scope, SegmentId, Stats, Taken, TreeStats,
@@ -11,55 +13,7 @@ use kvcache_core::{
 use super::index::{Index, Store};
 use super::prompt::{Part, Prompt};
 
-macro_rules! faults {
-    ($($name:ident,)*) => {
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub(crate) enum Fault {
-            None,
-            $($name,)*
-        }
-
-        /// All but none.
-        pub(crate) const FAULTS: &[Fault] = &[$(Fault::$name,)*];
-    };
-}
-
-faults! {
-    MatchesOneTooMany,
-    ServesAllOfTheLastNode,
-    MatchesAcrossNamespaces,
-    TakesAllMediaForTheSame,
-    AcceptsInvalidTokens,
-    EvictsTheNewest,
-    EvictsInOrderOfArrival,
-    RefreshesOnPeek,
-    EvictsOneUnitMore,
-    EvictsOneByteLess,
-    EvictsIdleOneTickLate,
-    ForgetsADroppedId,
-    ReportsADroppedIdTwice,
-    ForgetsWhatASplitReplaced,
-    DoesNotCountASplit,
-    GivesAnIdOutAgain,
-    IgnoresLeases,
-    NeverEndsALease,
-    HoldsPinsAgainstClear,
-    TakesWithoutReporting,
-    StoresACheckpointOneOff,
-    ForgetsThatACheckpointCanBeTrimmed,
-    KeepsAllCheckpoints,
-    ForgetsWhereThePromptEnds,
-    ExceedsTheLimit,
-    KeepsWhatAnAbortReserved,
-    KeepsRoomThatWasGivenBack,
-    ForgetsWhatWasJoined,
-    JoinsInAnotherOrder,
-    CompactsOnePartLess,
-    CommitsWhatIsStale,
-    CountsUnderOneLabel,
-    CountsAUnitTooFew,
-    PromisesWithoutRoom,
-}
+pub(crate) use names::Fault;
 
 use Fault as F;
 
@@ -159,8 +113,8 @@ impl Index for Faulty {
         Index::draft(&mut self.inner, store, stamp)
     }
 
-    fn settle(&mut self, draft: PlanId, length: usize, anew: bool) -> Result<(Need, Dropped), Error> {
-        self.inner.settle(draft, length, anew)
+    fn settle(&mut self, draft: PlanId, length: usize, recopy: bool) -> Result<(Need, Dropped), Error> {
+        self.inner.settle(draft, length, recopy)
     }
 
     fn promise(&mut self, draft: PlanId) -> Result<Plan, Error> {
@@ -262,6 +216,7 @@ impl Index for Faulty {
                 None => need,
             },
             F::EvictsOneUnitMore => Need { units: need.units + 1, ..need },
+            F::EvictsOneEntryLess => Need { entries: need.entries.saturating_sub(1), ..need },
             F::EvictsOneByteLess => Need { nbytes: need.nbytes.saturating_sub(1), ..need },
             _ => need,
         };
@@ -312,6 +267,9 @@ impl Index for Faulty {
         let mut stats = self.inner.namespace_stats(namespace);
         if self.fault == F::DoesNotCountASplit && self.split {
             stats.segments = stats.segments.saturating_sub(1);
+        }
+        if self.fault == F::CountsCoveredSequencesAsEntries {
+            stats.entries = stats.sequences;
         }
         stats
     }

@@ -39,7 +39,7 @@ impl Store {
 pub(crate) trait Index {
     fn plan(&mut self, store: &Store, stamp: u64) -> Result<(Planned, Dropped), Error>;
     fn draft(&mut self, store: &Store, stamp: u64) -> Result<Outcome, Error>;
-    fn settle(&mut self, draft: PlanId, length: usize, anew: bool) -> Result<(Need, Dropped), Error>;
+    fn settle(&mut self, draft: PlanId, length: usize, recopy: bool) -> Result<(Need, Dropped), Error>;
     fn promise(&mut self, draft: PlanId) -> Result<Plan, Error>;
     fn commit(&mut self, plan: PlanId, stamp: u64) -> Result<Committed, Error>;
     fn abort(&mut self, plan: PlanId) -> Result<Dropped, Error>;
@@ -112,8 +112,8 @@ impl Index for PrefixIndex {
         with_query(self, &store.prompt, true, |index, query| index.draft(&store.request(query), stamp))
     }
 
-    fn settle(&mut self, draft: PlanId, length: usize, anew: bool) -> Result<(Need, Dropped), Error> {
-        self.settle(draft, length, anew)
+    fn settle(&mut self, draft: PlanId, length: usize, recopy: bool) -> Result<(Need, Dropped), Error> {
+        self.settle(draft, length, recopy)
     }
 
     fn promise(&mut self, draft: PlanId) -> Result<Plan, Error> {

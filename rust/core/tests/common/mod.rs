@@ -1,5 +1,5 @@
 //! Shared by the integration tests: a naive oracle, random operations, and the driver that runs
-//! both beside each other.
+//! both side by side.
 //!
 //! | module | what it is |
 //! |---|---|

@@ -35,11 +35,11 @@ pub(crate) enum Operation {
     Plan(Request),
     /// The steps of a plan one by one.
     Draft(Request),
-    /// `short` of the whole; with `evict`, what is over the limits goes at once.
+    /// `short` of the whole; with `evict`, what is over the limits is evicted at once.
     Settle {
         which: usize,
         short: usize,
-        anew: bool,
+        recopy: bool,
         evict: bool,
     },
     Promise(usize),
@@ -156,7 +156,7 @@ fn namespace() -> impl Strategy<Value = String> {
     prop_oneof![3 => Just("a"), 1 => Just("b")].prop_map(str::to_owned)
 }
 
-/// Layouts: 0 and 1 are span layers, 2 and 3 have checkpoints, and 3 is a pure state model.
+/// Layouts: 0 and 1 are full-attention layers, 2 and 3 have checkpoints, and 3 is a recurrent model.
 /// Layout 0 also comes with checkpoints, which a sane caller would not do.
 fn store() -> impl Strategy<Value = Store> {
     let checkpoint = (0_u64..6, 0_u32..3, any::<bool>())
@@ -218,6 +218,7 @@ fn need() -> impl Strategy<Value = Need> {
         1 => (0_u64..6).prop_map(move |buffers| Need { buffers, ..none }),
         1 => (0_u64..9).prop_map(move |tokens| Need { tokens, ..none }),
         1 => (0_u64..3).prop_map(move |sequences| Need { sequences, ..none }),
+        2 => (0_u64..4).prop_map(move |entries| Need { entries, ..none }),
         1 => (0_u64..9, 0_u64..3).prop_map(move |(nbytes, units)| Need { nbytes, units, ..none }),
     ]
 }
@@ -232,8 +233,8 @@ fn operation() -> impl Strategy<Value = Operation> {
         20 => request().prop_map(Op::Store),
         8 => request().prop_map(Op::Plan),
         4 => request().prop_map(Op::Draft),
-        4 => (which(), short(), any::<bool>(), any::<bool>()).prop_map(|(which, short, anew, evict)| {
-            Op::Settle { which, short: short.saturating_sub(1), anew, evict }
+        4 => (which(), short(), any::<bool>(), any::<bool>()).prop_map(|(which, short, recopy, evict)| {
+            Op::Settle { which, short: short.saturating_sub(1), recopy, evict }
         }),
         3 => which().prop_map(Op::Promise),
         1 => which().prop_map(Op::AbortDraft),
@@ -264,11 +265,12 @@ fn limits() -> impl Strategy<Value = Limits> {
     let nbytes = prop_oneof![1 => Just(unlimited.max_bytes), 4 => 10_u64..120];
     let buffers = prop_oneof![2 => Just(unlimited.max_buffers), 1 => 3_u64..30];
     (nbytes, buffers, 1_usize..6, 1_usize..5).prop_map(
-        |(max_bytes, max_buffers, segment_tokens, max_checkpoints)| Limits {
+        move |(max_bytes, max_buffers, segment_tokens, max_checkpoints)| Limits {
             max_bytes,
             max_buffers,
             segment_tokens,
             max_checkpoints,
+            ..unlimited
         },
     )
 }

@@ -6,6 +6,7 @@
 
 mod commit;
 mod evict;
+mod fit;
 mod join;
 mod lookup;
 mod store;
@@ -216,6 +217,10 @@ impl Oracle {
         self.trees.iter().map(|tree| tree.ends.len() as u64).sum()
     }
 
+    fn entries(&self) -> u64 {
+        self.trees.iter().map(|tree| tree.entries().count() as u64).sum()
+    }
+
     pub(crate) fn namespaces(&self) -> Vec<String> {
         let mut names: Vec<String> = self.trees.iter().map(|tree| tree.place.namespace.clone()).collect();
         names.sort();
@@ -245,6 +250,7 @@ impl Oracle {
             figures.nodes += segments;
             figures.checkpoints += checkpoints;
             figures.sequences += tree.ends.len() as u64;
+            figures.entries += tree.entries().count() as u64;
         }
         figures
     }
@@ -253,8 +259,10 @@ impl Oracle {
         let mut sum = LabelAmount::default();
         for tree in &self.trees {
             sum.sequences += tree.ends.iter().filter(|end| end.1 == label).count() as u64;
+            sum.entries += tree.entries().filter(|end| end.1 == label).count() as u64;
             for segment in &tree.segments {
                 let tokens = segment.labels.iter().filter(|one| **one == label).count() as u64;
+                sum.ntokens += tokens;
                 sum.nbytes += tokens * segment.bytes_per_token;
             }
             // A checkpoint counts under the label of the token that it is after.
@@ -275,6 +283,13 @@ impl Oracle {
 }
 
 impl Tree {
+    /// Ends that no other store goes on from; where there are checkpoints, all.
+    fn entries(&self) -> impl Iterator<Item = &(Path, u16)> {
+        let extends = |longer: &Path, path: &Path| longer.len() > path.len() && longer.starts_with(path);
+        let covered = move |path: &Path| self.ends.iter().any(|(longer, _)| extends(longer, path));
+        self.ends.iter().filter(move |(path, _)| self.place.checkpointed || !covered(path))
+    }
+
     fn size(&self) -> Size {
         let segments = self.segments.iter().map(Segment::size);
         segments.chain(self.checkpoints.iter().map(Checkpoint::size)).fold(Size::default(), plus)

@@ -48,7 +48,7 @@ impl<I: Index> Driver<I> {
                 self.give(drafted.id.0)?;
                 self.oracle.drafted(drafted.id);
                 self.drafts.push((drafted.id, store.clone()));
-                Ok((drafted.length, drafted.length_anew))
+                Ok((drafted.length, drafted.length_recopied))
             }
             Stage::Already(joined) => {
                 self.joined(&joined)?;
@@ -59,10 +59,10 @@ impl<I: Index> Driver<I> {
         same("draft", &found, &expected)
     }
 
-    pub(super) fn settle(&mut self, at: usize, short: usize, anew: bool, evict: bool) -> Outcome {
+    pub(super) fn settle(&mut self, at: usize, short: usize, recopy: bool, evict: bool) -> Outcome {
         let (id, length) = (self.drafts[at].0, self.drafts[at].1.prompt.len().saturating_sub(short));
-        let expected = self.oracle.settle(id, length, anew);
-        let found = self.index.settle(id, length, anew).ok();
+        let expected = self.oracle.settle(id, length, recopy);
+        let found = self.index.settle(id, length, recopy).ok();
         let over = found.as_ref().map(|(need, _)| [need.nbytes, need.buffers]);
         same("settle", &over, &expected.as_ref().map(|(over, _)| *over))?;
         let (Some((need, found)), Some((_, gone))) = (found, expected) else { return Ok(()) };

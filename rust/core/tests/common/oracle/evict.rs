@@ -38,13 +38,14 @@ impl Oracle {
     }
 
     pub(crate) fn evict(&mut self, need: &Need) -> Gone {
-        let before = self.sequences();
+        let (sequences, entries) = (self.sequences(), self.entries());
         self.evict_while(|oracle, gone| {
             gone.size[0] < need.nbytes
                 || gone.size[1] < need.buffers
                 || gone.size[2] < need.tokens
                 || gone.units < need.units
-                || before - oracle.sequences() < need.sequences
+                || sequences - oracle.sequences() < need.sequences
+                || entries - oracle.entries() < need.entries
         })
     }
 

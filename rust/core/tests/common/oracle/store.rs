@@ -52,18 +52,18 @@ pub(super) fn place(store: &Store) -> Place {
 impl Oracle {
     /// All steps up to the promise.
     pub(crate) fn plan(&mut self, store: &Store, stamp: u64) -> (Expected, Gone) {
-        let (length, anew) = match self.draft(store, stamp) {
+        let (length, recopy) = match self.draft(store, stamp) {
             Ok(lengths) => lengths,
             Err(other) => return (other, Gone::default()),
         };
         let last = self.drafts.len() - 1;
-        if length.max(anew) == 0 {
+        if length.max(recopy) == 0 {
             let mut gone = Gone::default();
             let Open { holder, .. } = self.drafts.remove(last);
             self.end_lease(&holder, &mut gone);
             return (Expected::TooLarge, gone);
         }
-        let settled = self.settle_at(last, length.max(anew), anew > length);
+        let settled = self.settle_at(last, length.max(recopy), recopy > length);
         let ([nbytes, buffers], mut gone) = settled.unwrap_or_default();
         gone.add(self.evict(&Need { nbytes, buffers, ..Need::default() }));
         (self.promise_at(last).unwrap_or(Expected::TooLarge), gone)
@@ -106,13 +106,13 @@ impl Oracle {
             plan: None,
             cost: [0; 5],
         });
-        let anew = self.anew(self.drafts.len() - 1).map_or(0, |draft| draft.length);
-        Ok((length, anew))
+        let recopy = self.recopy(self.drafts.len() - 1).map_or(0, |draft| draft.length);
+        Ok((length, recopy))
     }
 
     /// The draft without the other side of the divergence, if only this store holds that and it
     /// gains anything.
-    fn anew(&self, at: usize) -> Option<Draft> {
+    fn recopy(&self, at: usize) -> Option<Draft> {
         let Open { store, draft, .. } = &self.drafts[at];
         let (place, (path, start)) = (place(store), draft.cut.as_ref()?);
         let node = self.tree(&place)?.segments.iter().find(|one| one.path == *path)?;
@@ -130,15 +130,15 @@ impl Oracle {
     }
 
     /// What is over the limits at that length, in bytes and buffers; `None` if it cannot be.
-    pub(crate) fn settle(&mut self, id: PlanId, length: usize, anew: bool) -> Option<([u64; 2], Gone)> {
+    pub(crate) fn settle(&mut self, id: PlanId, length: usize, recopy: bool) -> Option<([u64; 2], Gone)> {
         let at = self.drafts.iter().position(|open| open.id == Some(id))?;
-        self.settle_at(at, length, anew)
+        self.settle_at(at, length, recopy)
     }
 
-    fn settle_at(&mut self, at: usize, length: usize, anew: bool) -> Option<([u64; 2], Gone)> {
+    fn settle_at(&mut self, at: usize, length: usize, recopy: bool) -> Option<([u64; 2], Gone)> {
         let open = self.drafts.get(at).filter(|open| self.standing(open))?;
         let whole = Draft { length: open.store.prompt.len(), ..open.draft.clone() };
-        let most = if anew { self.anew(at)? } else { whole };
+        let most = if recopy { self.recopy(at)? } else { whole };
         let may_be = match open.store.checkpoint {
             Some(_) => length == most.length,
             None => {
@@ -147,7 +147,7 @@ impl Oracle {
         };
         let mut gone = Gone::default();
         let (place, holder) = (place(&open.store), open.holder.clone());
-        let old = open.draft.cut.clone().filter(|_| may_be && anew);
+        let old = open.draft.cut.clone().filter(|_| may_be && recopy);
         if !may_be {
             return None;
         }
@@ -237,32 +237,6 @@ impl Oracle {
         [draft.from].into_iter().chain(ends.clone()).zip(ends).collect()
     }
 
-    /// Whether all of the store is held; if so it is refreshed, and its end noted.
-    fn already(&mut self, store: &Store, place: &Place, tokens: &[Token]) -> bool {
-        if store.checkpoint.is_none() {
-            let node = self.tree(place).and_then(|tree| tree.holder(tokens, tokens.len()));
-            let Some(path) = node.map(|node| node.path.clone()) else { return false };
-            self.touch_path(place, &path);
-            self.note_end(place, tokens, store.label);
-            self.join(place, &path);
-            return true;
-        } else if self.tree(place).is_some_and(|tree| tree.checkpoint(tokens).is_some()) {
-            self.touch_checkpoint(place, tokens);
-            self.mark_prompt(place, tokens, store.prompt_length);
-        } else {
-            return false;
-        }
-        self.note_end(place, tokens, store.label);
-        self.join(place, tokens);
-        true
-    }
-
-    pub(super) fn note_end(&mut self, place: &Place, tokens: &[Token], label: u16) {
-        let ends = &mut self.tree_mut(place).ends;
-        ends.retain(|(path, _)| path != tokens);
-        ends.push((tokens.to_vec(), label));
-    }
-
     /// Leases the tokens before the divergence, and the checkpoint that the store continues from.
     fn protect(&mut self, holder: &Holder, place: &Place, node: &[Token], draft: &Draft) {
         let Some(tree) = self.tree(place).filter(|_| !node.is_empty()) else { return };
@@ -288,37 +262,6 @@ impl Oracle {
         };
         gone.units += units as u64;
         self.clean_up(gone);
-    }
-
-    fn cost(&self, store: &Store, draft: &Draft) -> Size {
-        let buffers = u64::from(store.buffers);
-        let mut cost = Size::default();
-        for (start, end) in self.chunks(draft) {
-            let tokens = (end - start) as u64;
-            cost = plus(cost, [tokens * store.bytes_per_token, buffers, tokens, 1, 0]);
-        }
-        let tree = self.tree(&place(store));
-        let cut = tree
-            .into_iter()
-            .flat_map(|tree| &tree.segments)
-            .find(|one| Some(&one.path) == draft.cut.as_ref().map(|cut| &cut.0));
-        if let Some(node) = cut {
-            // Both halves are copied while the whole is still there.
-            cost = plus(cost, [node.size()[0], 2 * node.buffers, 0, 2, 0]);
-        }
-        if let Some(spec) = store.checkpoint {
-            cost = plus(cost, [spec.nbytes, u64::from(spec.buffers), 0, 0, 1]);
-        }
-        cost
-    }
-
-    /// The most tokens for which there is room beside `kept`, if that gains anything.
-    fn fitting(&self, store: &Store, draft: &Draft, kept: Size) -> Option<usize> {
-        let shortest = if store.checkpoint.is_some() { draft.length } else { draft.from + 1 };
-        (shortest..=draft.length).rev().find(|&length| {
-            let cost = self.cost(store, &Draft { length, ..draft.clone() });
-            store.prompt.cut_back(length) == length && self.fits(cost[0], cost[1], kept)
-        })
     }
 }
 

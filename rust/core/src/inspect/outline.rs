@@ -2,52 +2,60 @@
 
 use std::fmt::Write as _;
 
+use hashbrown::HashMap;
+
 use crate::ids::{NodeId, TreeId};
 use crate::index::PrefixIndex;
+use crate::keys::hash::PathHash;
 
 impl PrefixIndex {
     /// First the grain; then one line a node, trees by namespace, children by first key; then the
-    /// LRU order. Two indexes to which the same was done have the same lines, whatever bytes they
+    /// eviction order. Two indexes to which the same was done have the same lines, whatever bytes they
     /// hold. O(everything).
     pub fn outline(&self) -> Vec<String> {
         let (segment, checkpoints) = (self.segment_tokens, self.max_checkpoints);
         let mut lines =
             vec![format!("segments of at most {segment} tokens, {checkpoints} checkpoints along a path")];
+        let mut hashes = HashMap::new();
         let mut names: Vec<&str> = self.trees.forest.namespaces().collect();
         names.sort_unstable();
         for name in names {
             for tree in self.trees.forest.of(name) {
-                self.outline_tree(name, *tree, &mut lines);
+                self.outline_tree(name, *tree, &mut hashes, &mut lines);
             }
         }
-        let order = self.trees.lru.iter(&self.trees.arena);
-        lines.extend(order.map(|id| format!("unit: {}", self.outline_node(id))));
+        let order = self.trees.order.iter(&self.trees.arena);
+        lines.extend(order.map(|id| format!("unit: {}", self.outline_node(id, hashes[&id]))));
         lines
     }
 
-    fn outline_tree(&self, name: &str, tree: TreeId, lines: &mut Vec<String>) {
+    fn outline_tree(
+        &self,
+        name: &str,
+        tree: TreeId,
+        hashes: &mut HashMap<NodeId, PathHash>,
+        lines: &mut Vec<String>,
+    ) {
         let (arena, of) = (&self.trees.arena, self.trees.forest.get(tree));
         let kind = if of.checkpointed { " with checkpoints" } else { "" };
-        let mut stack = vec![of.root];
-        while let Some(id) = stack.pop() {
+        let mut stack = vec![(of.root, self.trees.path_hasher(tree))];
+        while let Some((id, mut hasher)) = stack.pop() {
+            self.trees.extend_hash(&mut hasher, id);
             let mut children: Vec<(u32, NodeId)> =
                 arena[id].children.iter().map(|(key, child)| (key, child.id)).collect();
             children.sort_unstable_by_key(|(key, _)| std::cmp::Reverse(*key));
-            stack.extend(children.into_iter().map(|(_, child)| child));
+            stack.extend(children.into_iter().map(|(_, child)| (child, hasher.clone())));
             if !arena[id].is_root() {
-                let node = self.outline_node(id);
+                hashes.insert(id, hasher.hash());
+                let node = self.outline_node(id, hasher.hash());
                 lines.push(format!("namespace {name:?}, layout {}{kind}: {node}", of.layout.0));
             }
         }
     }
 
-    fn outline_node(&self, id: NodeId) -> String {
+    fn outline_node(&self, id: NodeId, hash: PathHash) -> String {
         let node = &self.trees.arena[id];
-        // FNV-1a: equal on every machine and in every build.
-        let hash = node.keys.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, key| {
-            (hash ^ u64::from(*key)).wrapping_mul(0x0100_0000_01b3)
-        });
-        let mut line = format!("tokens {}..{} ({hash:016x}), {} leases", node.start(), node.end, node.leases);
+        let mut line = format!("tokens {}..{} ({hash}), {} leases", node.start(), node.end, node.leases);
         if let Some(checkpoint) = &node.checkpoint {
             let kind = if checkpoint.trimmable { "trimmable checkpoint" } else { "checkpoint" };
             let _ = write!(line, ", {kind} with {} leases, prompt {}", checkpoint.leases, checkpoint.prompt);
@@ -62,7 +70,7 @@ impl PrefixIndex {
 #[cfg(test)]
 mod tests {
     use crate::index::{Limits, PrefixIndex};
-    use crate::keys::Query;
+    use crate::keys::query::Query;
 
     fn filled(bytes_per_token: u64) -> PrefixIndex {
         let mut index = PrefixIndex::new(Limits { segment_tokens: 3, ..Limits::default() });

@@ -3,11 +3,13 @@
 use crate::error::Broken;
 use crate::ids::{LayoutId, NodeId, SegmentId};
 use crate::index::{Limits, PrefixIndex};
-use crate::keys::Query;
-use crate::ledger::Amount;
-use crate::media::Span;
+use crate::keys::media::{MediaTable, Span};
+use crate::keys::query::Query;
+use crate::ledger::{Amount, Sequences};
+use crate::order::policy::{EvictionPolicy, Leaving};
+use crate::radix::children::Leads;
 use crate::radix::node::{Checkpoint, End, Node, Run};
-use crate::store::{CheckpointSpec, Planned, StoreRequest};
+use crate::store::request::{CheckpointSpec, Planned, StoreRequest};
 
 fn request(query: Query<'_>, checkpoint: Option<CheckpointSpec>) -> StoreRequest<'_> {
     StoreRequest {
@@ -22,7 +24,7 @@ fn request(query: Query<'_>, checkpoint: Option<CheckpointSpec>) -> StoreRequest
     }
 }
 
-/// A tree of span layers with a branch, an image and a lease; one with two checkpoints; and an
+/// A tree of full-attention layers with a branch, an image and a lease; one with two checkpoints; and an
 /// open plan.
 fn sample() -> PrefixIndex {
     let limits = Limits { segment_tokens: 4, max_bytes: 1000, ..Limits::default() };
@@ -77,17 +79,25 @@ const DAMAGE: &[(&str, Damage)] = &[
     ("does not find its trimmable checkpoint", |index| {
         let tree = index.trees.arena[at(index, &[1, 1])].tree;
         let root = index.trees.forest.get(tree).root;
-        index.trees.arena[root].children.set_trimmable(1, false);
+        index.trees.arena[root].children.set_leads(1, Leads { trimmable: false, ended: true });
+    }),
+    ("miscounts children that lead to an end", |index| {
+        let root = index.trees.forest.get(index.trees.arena[at(index, &[5])].tree).root;
+        index.trees.arena[root].children.set_leads(8, Leads::default());
     }),
     ("by its labels", |index| {
-        index.trees.ledger.add_end(&mut 0, 1);
+        index.trees.ledger.add_end(&mut Sequences::default(), 1);
         index.trees.ledger.label(1).sequences -= 1;
+    }),
+    ("by its labels", |index| {
+        index.trees.ledger.add_entry(&mut Sequences::default(), 1);
+        index.trees.ledger.label(1).entries -= 1;
     }),
     ("wrong media flag", |index| {
         let id = find(index, |node| node.media);
         index.trees.arena[id].media = false;
     }),
-    ("stands for nothing", |index| index.media = crate::media::MediaTable::default()),
+    ("media key without a content", |index| index.trees.contents = MediaTable::default()),
     ("uses of media", |index| index.trees.media.hold(&[1 << 31])),
     ("leases of", |index| {
         let id = at(index, &[5]);
@@ -101,11 +111,11 @@ const DAMAGE: &[(&str, Damage)] = &[
         let id = at(index, &[5]);
         index.trees.arena[id].segment = SegmentId(1_000_000);
     }),
-    ("stands twice", |index| {
+    ("is there twice", |index| {
         let (id, other) = (at(index, &[5]), at(index, &[9]));
         index.trees.arena[id].segment = index.trees.arena[other].segment;
     }),
-    ("stands in two trees", |index| {
+    ("is in two trees", |index| {
         let (id, other) = (at(index, &[5]), at(index, &[1, 1]));
         index.trees.arena[id].segment = index.trees.arena[other].segment;
     }),
@@ -128,7 +138,7 @@ const DAMAGE: &[(&str, Damage)] = &[
         let runs = [Run { tokens: 9, label: 0 }, Run { tokens: 1, label: 1 }];
         index.trees.arena.alter(id, |node| node.set_labels(runs.into()));
     }),
-    ("a tree of span layers", |index| {
+    ("a tree of full-attention layers", |index| {
         let id = at(index, &[5]);
         let checkpoint = Checkpoint {
             id: crate::CheckpointId(1),
@@ -156,9 +166,13 @@ const DAMAGE: &[(&str, Damage)] = &[
         let id = at(index, &[5]);
         index.trees.arena[id].bytes_per_token += 1;
     }),
-    ("ends, counts", |index| {
+    ("counts Sequences", |index| {
         let tree = index.trees.arena[at(index, &[5])].tree;
-        index.trees.forest.get_mut(tree).sequences += 1;
+        index.trees.forest.get_mut(tree).sequences.all += 1;
+    }),
+    ("counts Sequences", |index| {
+        let tree = index.trees.arena[at(index, &[5])].tree;
+        index.trees.forest.get_mut(tree).sequences.entries += 1;
     }),
     ("miscounts its nodes", |index| {
         let tree = index.trees.arena[at(index, &[5])].tree;
@@ -170,7 +184,9 @@ const DAMAGE: &[(&str, Damage)] = &[
     ("over the limits", |index| index.limits.max_bytes = 10),
     ("over the limits", |index| index.limits.max_buffers = 3),
     ("label 0", |index| index.trees.ledger.label(0).nbytes += 1),
+    ("label 0", |index| index.trees.ledger.label(0).ntokens += 1),
     ("label 1", |index| index.trees.ledger.label(1).sequences += 1),
+    ("label 1", |index| index.trees.ledger.label(1).entries += 1),
     ("reachable", |index| {
         let node = Node::new(index.trees.arena[at(index, &[5])].tree, NodeId::NONE, 0, Box::default());
         index.trees.arena.add(node);
@@ -179,34 +195,38 @@ const DAMAGE: &[(&str, Damage)] = &[
         let id = find(index, |node| node.ends.is_some());
         index.trees.arena[id].ends.as_mut().unwrap().reserve_exact(100);
     }),
-    ("not in the LRU list", |index| {
+    ("not in the eviction order", |index| {
         let id = at(index, &[5]);
-        index.trees.lru.remove(&mut index.trees.arena, id);
+        index.trees.unlist(id, Leaving::Removed);
     }),
     ("listed but leased", |index| {
         let id = at(index, &[8]);
-        index.trees.lru.push(&mut index.trees.arena, id, 9);
+        index.trees.list(id, 9);
     }),
     ("more recent than its parent", |index| {
         let id = at(index, &[5]);
-        index.trees.lru.push(&mut index.trees.arena, id, 9);
+        index.trees.list(id, 9);
     }),
     ("used before an older one", |index| {
-        let id = index.trees.lru.oldest().unwrap();
-        index.trees.arena[id].links.stamp = 9;
+        let id = oldest(index);
+        index.trees.arena[id].placement.stamp = 9;
     }),
-    ("links of node", |index| {
-        let id = index.trees.lru.oldest().unwrap();
-        index.trees.arena[id].links.older = id;
+    ("in the eviction order is broken", |index| {
+        let id = oldest(index);
+        index.trees.arena[id].placement.older = id;
     }),
-    ("miscounts its length", |index| {
-        let id = index.trees.lru.oldest().unwrap();
-        index.trees.arena[id].links.newer = NodeId::NONE;
+    ("miscounts its units", |index| {
+        let id = oldest(index);
+        index.trees.arena[id].placement.newer = NodeId::NONE;
     }),
     ("empty and still there", |index| {
         index.trees.forest.find_or_add(&mut index.trees.arena, "another", LayoutId(0), false);
     }),
 ];
+
+fn oldest(index: &PrefixIndex) -> NodeId {
+    index.trees.order.victim(&index.trees.arena).expect("the sample has units")
+}
 
 fn byte() -> Amount {
     Amount { nbytes: 1, ..Amount::default() }

@@ -10,11 +10,13 @@ use hashbrown::hash_map::Entry;
 use hashbrown::{HashMap, HashSet};
 
 use crate::error::Error;
-use crate::keys::{MEDIA_BIT, Query, UNKNOWN_MEDIA, check_tokens};
-use crate::radix::children::shrink;
+use crate::keys::hash::{ContentHash, PathHash, PathHasher};
+use crate::keys::query::{Cuts, Query};
+use crate::keys::token::{MEDIA_BIT, UNKNOWN_MEDIA, check_tokens};
+use crate::tables::shrink;
 use crate::work::look;
 
-/// Tokens `[start, start + length)` stand for the content with this digest.
+/// Tokens `[start, start + length)` are placeholders for the content with this digest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Span<'a> {
     /// First token.
@@ -23,40 +25,6 @@ pub struct Span<'a> {
     pub length: usize,
     /// Content hash, including whatever changes the content's embedding.
     pub digest: &'a [u8],
-}
-
-/// Positions that may not be cut: the insides of a query's spans, in order.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Cuts(Vec<(u32, u32)>);
-
-impl Cuts {
-    pub(crate) fn none() -> &'static Self {
-        static NONE: Cuts = Cuts(Vec::new());
-        &NONE
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// The last position at or before `at` that is not inside a span. O(log spans).
-    pub(crate) fn back(&self, at: usize) -> usize {
-        let after = self.0.partition_point(|&(start, _)| (start as usize) < at);
-        match self.0[..after].last() {
-            Some(&(start, end)) if at < end as usize => start as usize,
-            _ => at,
-        }
-    }
-
-    /// Bytes on the heap.
-    pub(crate) fn heap_bytes(&self) -> usize {
-        self.0.capacity() * size_of::<(u32, u32)>()
-    }
-
-    /// The first token of each span.
-    pub(crate) fn starts(&self) -> impl Iterator<Item = usize> + '_ {
-        self.0.iter().map(|&(start, _)| start as usize)
-    }
 }
 
 /// Keys with media ids written in, owned. The ids keep their meaning while this lives.
@@ -70,7 +38,7 @@ pub struct MediaKeys {
 impl MediaKeys {
     /// The query for these keys.
     pub fn query(&self) -> Query<'_> {
-        Query { keys: &self.keys, cuts: &self.cuts, checked: true }
+        Query::checked(&self.keys, &self.cuts)
     }
 }
 
@@ -130,7 +98,8 @@ pub(crate) struct MediaTable {
     ids: HashMap<Identity, Arc<u32>>,
     /// Bytes that the entries hold on the heap.
     heap_bytes: usize,
-    next: u32,
+    /// By id; those of ids that are free mean nothing.
+    hashes: Vec<ContentHash>,
     free: Vec<u32>,
     sweep_at: usize,
 }
@@ -140,12 +109,20 @@ const FIRST_SWEEP: usize = 64;
 impl MediaTable {
     /// Bytes on the heap. O(1).
     pub(crate) fn bytes(&self) -> usize {
-        self.ids.allocation_size() + self.free.capacity() * size_of::<u32>() + self.heap_bytes
+        self.ids.allocation_size()
+            + self.free.capacity() * size_of::<u32>()
+            + self.hashes.capacity() * size_of::<ContentHash>()
+            + self.heap_bytes
     }
 
-    /// The keys that stand for a content.
+    /// All keys that are in use for a content.
     pub(crate) fn known(&self) -> HashSet<u32> {
         self.ids.values().map(|id| **id | MEDIA_BIT).collect()
+    }
+
+    /// The content of a key that is in use.
+    pub(crate) fn content(&self, key: u32) -> ContentHash {
+        self.hashes[(key & !MEDIA_BIT) as usize]
     }
 
     pub(crate) fn wants_sweep(&self) -> bool {
@@ -165,6 +142,10 @@ impl MediaTable {
             keep
         });
         shrink(ids);
+        if ids.is_empty() {
+            *free = Vec::new();
+            self.hashes = Vec::new();
+        }
         // Not in the map's order: ranks that do the same must give out the same ids.
         free.sort_unstable_by_key(|id| std::cmp::Reverse(*id));
         self.sweep_at = self.ids.len() * 2;
@@ -190,7 +171,7 @@ impl MediaTable {
                     tokens: tokens.len(),
                 });
             };
-            // What stands under a span is the engine's placeholder, whatever its value.
+            // The tokens under a span are the engine's placeholders, whatever their values.
             check_tokens(&tokens[free_from..span.start], free_from)?;
             cuts.push((span.start as u32, end as u32));
             free_from = end;
@@ -204,22 +185,37 @@ impl MediaTable {
             keys[start as usize..end as usize].fill(key);
             ids.extend(id);
         }
-        Ok(MediaKeys { keys, cuts: Cuts(cuts), ids })
+        Ok(MediaKeys { keys, cuts: Cuts::new(cuts), ids })
     }
 
     fn id(&mut self, identity: Identity, intern: bool) -> Option<Arc<u32>> {
         if !intern || self.ids.contains_key(&identity) {
             return self.ids.get(&identity).cloned();
         }
-        let id = self.free.pop().unwrap_or_else(|| {
-            self.next += 1;
-            self.next - 1
-        });
+        let hash = ContentHash::new(&identity.0, identity.1);
+        let id = if let Some(id) = self.free.pop() {
+            self.hashes[id as usize] = hash;
+            id
+        } else {
+            self.hashes.push(hash);
+            self.hashes.len() as u32 - 1
+        };
         let id = Arc::new(id);
         self.heap_bytes += entry_bytes(&identity.0);
         self.ids.insert(identity, Arc::clone(&id));
         Some(id)
     }
+}
+
+/// The hash of a prompt's path, without an index. O(n).
+///
+/// # Errors
+/// As [`PrefixIndex::media_keys`](crate::PrefixIndex::media_keys).
+pub fn path_hash(mut before: PathHasher, tokens: &[u32], spans: &[Span<'_>]) -> Result<PathHash, Error> {
+    let mut table = MediaTable::default();
+    let keys = table.keys(tokens, spans, true)?;
+    before.extend(&keys.keys, |key| table.content(key));
+    Ok(before.hash())
 }
 
 fn entry_bytes(digest: &[u8]) -> usize {
@@ -230,13 +226,6 @@ fn entry_bytes(digest: &[u8]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_cut_moves_back_to_the_start_of_its_span_only() {
-        let cuts = Cuts(vec![(10, 20), (20, 25)]);
-        let moved: Vec<usize> = [9, 10, 11, 19, 20, 21, 24, 25, 30].map(|at| cuts.back(at)).into();
-        assert_eq!(moved, [9, 10, 10, 10, 20, 20, 20, 25, 30]);
-    }
 
     #[test]
     fn identity_is_digest_and_length() {

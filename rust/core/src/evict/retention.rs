@@ -3,10 +3,10 @@
 //! The newest stays, and so does the one at the end of the prompt: regenerating, editing and
 //! templates that drop the thinking come back to exactly that position. Where no store said where
 //! that is, it is taken to be the one before the newest. The rest are spread out evenly: while there
-//! are too many, the one goes whose going leaves the smallest gap. With checkpoints arriving at even
+//! are too many, the one whose removal leaves the smallest gap is dropped. With checkpoints arriving at even
 //! steps, gaps differ by at most a factor of two.
 
-use crate::evict::Dropped;
+use crate::dropped::Dropped;
 use crate::ids::NodeId;
 use crate::index::PrefixIndex;
 use crate::radix::walk::upward;
@@ -76,7 +76,7 @@ impl PrefixIndex {
 }
 
 /// The position whose removal leaves the smallest gap, among those that may go. The deepest has
-/// no gap after it and goes only where no other may.
+/// no gap after it and is dropped only where no other may be.
 fn thinnest(start: u32, positions: &[u32], may_go: impl Fn(&usize) -> bool) -> Option<usize> {
     let gap = |at: usize| {
         let before = if at == 0 { start } else { positions[at - 1] };

@@ -6,10 +6,10 @@ use crate::error::Broken;
 use crate::forest::Tree;
 use crate::ids::{NodeId, TreeId};
 use crate::index::PrefixIndex;
-use crate::keys::MEDIA_BIT;
-use crate::ledger::{Amount, LabelAmount};
-use crate::media::MediaUses;
-use crate::radix::edit::{checkpoint_amount, segment_amount};
+use crate::keys::media::MediaUses;
+use crate::keys::token::MEDIA_BIT;
+use crate::ledger::{Amount, LabelAmount, Sequences};
+use crate::order::policy::EvictionPolicy;
 use crate::radix::node::Node;
 
 #[cfg(test)]
@@ -48,7 +48,7 @@ impl PrefixIndex {
         }
         self.check_media()?;
         self.check_totals(&sums)?;
-        self.check_lru(&sums.units)
+        self.check_order(&sums.units)
     }
 
     fn count_leases(&self) -> (HashMap<NodeId, u32>, HashMap<NodeId, u32>) {
@@ -65,10 +65,10 @@ impl PrefixIndex {
     }
 
     fn check_media(&self) -> Result<(), Broken> {
-        let (known, mut uses) = (self.media.known(), MediaUses::default());
+        let (known, mut uses) = (self.trees.contents.known(), MediaUses::default());
         for (at, node) in self.trees.arena.iter().filter(|(_, node)| node.media) {
             let lost = node.keys.iter().find(|key| **key & MEDIA_BIT != 0 && !known.contains(*key));
-            ensure!(lost.is_none(), "node {at:?} has a media key that stands for nothing");
+            ensure!(lost.is_none(), "node {at:?} has a media key without a content");
             uses.hold(&node.keys);
         }
         let drafts = self.drafts.values().chain(self.plans.values().map(|plan| &plan.draft));
@@ -89,7 +89,7 @@ impl PrefixIndex {
         ensure!(root.is_root() && root.len() == 0 && root.end == 0, "tree {id:?}: odd root");
         ensure!(!root.children.is_empty(), "tree {id:?} is empty and still there");
         let mut own = Sums::default();
-        let mut sequences = 0;
+        let mut sequences = Sequences::default();
         for at in self.trees.postorder(tree.root) {
             let node = &arena[at];
             ensure!(node.tree == id, "node {at:?} is in tree {id:?} but says {:?}", node.tree);
@@ -101,7 +101,7 @@ impl PrefixIndex {
                 ensure!(below.keys[0] == key, "node {child:?} is under the wrong first key {key}");
                 ensure!(below.parent == at, "node {child:?} does not know its parent {at:?}");
                 ensure!(below.start() == node.end as usize, "node {child:?} starts at the wrong token");
-                if below.trimmable() && first.is_none_or(|(smallest, _)| key < smallest) {
+                if below.leads().trimmable && first.is_none_or(|(smallest, _)| key < smallest) {
                     first = Some((key, child));
                 }
             }
@@ -110,29 +110,44 @@ impl PrefixIndex {
                 found == first.map(|first| first.1),
                 "node {at:?} does not find its trimmable checkpoint"
             );
-            ensure!(node.children.trimmable() == found.is_some(), "node {at:?} miscounts trimmable children");
+            let children = || node.children.iter().map(|(_, child)| &arena[child.id]);
+            let ended = children().filter(|child| child.leads().ended).count();
+            let trimmable = node.children.leads().trimmable;
+            ensure!(trimmable == found.is_some(), "node {at:?} miscounts trimmable children");
+            ensure!(node.children.ended() == ended, "node {at:?} miscounts children that lead to an end");
             if node.is_root() {
                 own.nodes += 1;
                 continue;
             }
             self.check_node(at, node, tree, leases, &mut own)?;
-            sequences += node.ends().len() as u64;
+            sequences.all += node.ends().len() as u64;
+            // In a tree of full-attention layers the last end, where no child leads to another.
+            let nested =
+                if tree.checkpointed { 0 } else { node.ends().len().saturating_sub(usize::from(ended == 0)) };
+            let mut ends = node.ends().to_vec();
+            ends.sort_by_key(|end| end.at);
+            for end in ends.iter().skip(nested) {
+                sequences.entries += 1;
+                own.labels.entry(end.label).or_default().entries += 1;
+            }
             sums.units.extend(own.units.drain());
         }
         ensure!(own.held == tree.held, "tree {id:?} holds {:?}, its account says {:?}", own.held, tree.held);
         ensure!(own.nodes as u64 - 1 == tree.nodes, "tree {id:?} miscounts its nodes");
-        ensure!(sequences == tree.sequences, "tree {id:?} has {sequences} ends, counts {}", tree.sequences);
+        ensure!(sequences == tree.sequences, "tree {id:?} has {sequences:?}, counts {:?}", tree.sequences);
         sums.held += own.held;
         sums.leased += own.leased;
         sums.heap_bytes += own.heap_bytes;
         sums.nodes += own.nodes;
         for id in own.ids {
-            ensure!(sums.ids.insert(id), "id {id} stands in two trees");
+            ensure!(sums.ids.insert(id), "id {id} is in two trees");
         }
         for (label, amount) in own.labels {
             let sum = sums.labels.entry(label).or_default();
             sum.nbytes += amount.nbytes;
+            sum.ntokens += amount.ntokens;
             sum.sequences += amount.sequences;
+            sum.entries += amount.entries;
         }
         Ok(())
     }
@@ -152,30 +167,32 @@ impl PrefixIndex {
         let leases = paths.get(&at).copied().unwrap_or_default();
         ensure!(node.leases == leases, "node {at:?} counts {} leases of {leases}", node.leases);
         ensure!(self.ids.issued(node.segment.0), "segment {} was never given out", node.segment.0);
-        ensure!(sums.ids.insert(node.segment.0), "segment {} stands twice", node.segment.0);
+        ensure!(sums.ids.insert(node.segment.0), "segment {} is there twice", node.segment.0);
         sums.nodes += 1;
-        sums.held += segment_amount(node);
+        sums.held += node.amount();
         let block = |at: usize| at / self.segment_tokens;
         ensure!(block(node.start()) == block(node.end as usize - 1), "node {at:?} lies in two blocks");
         ensure!(node.parts > 0, "node {at:?} has no part");
         let labelled: u32 = node.labels().map(|run| run.tokens).sum();
         ensure!(labelled as usize == length, "node {at:?} has labels for {labelled} tokens of {length}");
         for run in node.labels() {
-            sums.labels.entry(run.label).or_default().nbytes += u64::from(run.tokens) * node.bytes_per_token;
+            let label = sums.labels.entry(run.label).or_default();
+            label.ntokens += u64::from(run.tokens);
+            label.nbytes += u64::from(run.tokens) * node.bytes_per_token;
         }
         if leases > 0 {
-            sums.leased += segment_amount(node);
+            sums.leased += node.amount();
         } else if !tree.checkpointed {
             sums.units.insert(at);
         }
         if let Some(checkpoint) = &node.checkpoint {
-            ensure!(tree.checkpointed, "node {at:?} has a checkpoint in a tree of span layers");
-            ensure!(sums.ids.insert(checkpoint.id.0), "checkpoint {} stands twice", checkpoint.id.0);
+            ensure!(tree.checkpointed, "node {at:?} has a checkpoint in a tree of full-attention layers");
+            ensure!(sums.ids.insert(checkpoint.id.0), "checkpoint {} is there twice", checkpoint.id.0);
             ensure!(
                 checkpoint.leases == held.get(&at).copied().unwrap_or_default(),
                 "the checkpoint of node {at:?} miscounts its leases"
             );
-            let amount = checkpoint_amount(checkpoint);
+            let amount = checkpoint.amount();
             sums.labels.entry(node.label).or_default().nbytes += amount.nbytes;
             sums.held += amount;
             if checkpoint.leases > 0 {
@@ -214,10 +231,14 @@ impl PrefixIndex {
             let found = sums.labels.get(&(at as u16)).copied().unwrap_or_default();
             ensure!(*label == found, "label {at} counts {label:?}, the nodes say {found:?}");
         }
-        let sequences: u64 = ledger.labels().iter().map(|label| label.sequences).sum();
+        let labels = ledger.labels().iter();
+        let sequences = labels.fold(Sequences::default(), |sum, label| Sequences {
+            all: sum.all + label.sequences,
+            entries: sum.entries + label.entries,
+        });
         ensure!(
             ledger.sequences() == sequences,
-            "{} ends by the ledger, {sequences} by its labels",
+            "{:?} by the ledger, {sequences:?} by its labels",
             ledger.sequences()
         );
         let arena = &self.trees.arena;
@@ -227,19 +248,22 @@ impl PrefixIndex {
         Ok(())
     }
 
-    fn check_lru(&self, units: &HashSet<NodeId>) -> Result<(), Broken> {
+    fn check_order(&self, units: &HashSet<NodeId>) -> Result<(), Broken> {
         let arena = &self.trees.arena;
-        let order: Vec<NodeId> = self.trees.lru.iter(arena).take(arena.len() + 1).collect();
-        ensure!(order.len() == self.trees.lru.len(), "the LRU list miscounts its length");
+        let order: Vec<NodeId> = self.trees.order.iter(arena).take(arena.len() + 1).collect();
+        ensure!(order.len() == self.trees.order.len(), "the eviction policy miscounts its units");
         let places: HashMap<NodeId, usize> = order.iter().copied().zip(0..).collect();
-        ensure!(places.len() == order.len(), "the LRU list runs in a circle");
+        ensure!(places.len() == order.len(), "the eviction order runs in a circle");
         let (mut before, mut stamp) = (NodeId::NONE, 0);
         for id in &order {
-            let links = arena[*id].links;
-            ensure!(links.listed && links.older == before, "LRU links of node {id:?} are broken");
+            let placement = arena[*id].placement;
+            ensure!(
+                placement.listed && placement.older == before,
+                "the placement of node {id:?} in the eviction order is broken"
+            );
             ensure!(units.contains(id), "node {id:?} is listed but leased or no unit");
-            ensure!(stamp <= links.stamp, "node {id:?} was used before an older one");
-            (before, stamp) = (*id, links.stamp);
+            ensure!(stamp <= placement.stamp, "node {id:?} was used before an older one");
+            (before, stamp) = (*id, placement.stamp);
             let above = places.get(&arena[*id].parent);
             if !self.trees.checkpointed(*id)
                 && let Some(above) = above
@@ -247,7 +271,11 @@ impl PrefixIndex {
                 ensure!(places[id] < *above, "node {id:?} is more recent than its parent");
             }
         }
-        ensure!(order.len() == units.len(), "{} units are not in the LRU list", units.len() - order.len());
+        ensure!(
+            order.len() == units.len(),
+            "{} units are not in the eviction order",
+            units.len() - order.len()
+        );
         Ok(())
     }
 }

@@ -2,8 +2,10 @@
 
 use crate::ids::LayoutId;
 use crate::index::PrefixIndex;
-use crate::ledger::{Amount, LabelAmount};
-use crate::radix::edit::Trees;
+use crate::ledger::{Amount, LabelAmount, Sequences};
+use crate::order::policy::EvictionPolicy;
+use crate::store::under_way::Draft;
+use crate::trees::Trees;
 
 /// Figures of all trees, or of one namespace's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,8 +22,11 @@ pub struct TreeStats {
     pub segments: u64,
     /// Checkpoints.
     pub checkpoints: u64,
-    /// Distinct ends of stores that are fully present.
+    /// Distinct ends of stores that are fully present, nested ones each.
     pub sequences: u64,
+    /// Those that no other stored sequence covers: in a tree of full-attention layers those that none
+    /// extends, in a tree with checkpoints all.
+    pub entries: u64,
 }
 
 /// Figures of the whole index.
@@ -33,7 +38,7 @@ pub struct Stats {
     pub leased_bytes: u64,
     /// Bytes promised to stores that have not ended.
     pub reserved_bytes: u64,
-    /// Units of the LRU order.
+    /// Units of eviction.
     pub units: u64,
     /// Namespaces with at least one tree.
     pub namespaces: u64,
@@ -71,9 +76,14 @@ impl PrefixIndex {
         self.trees.forest.namespaces()
     }
 
-    /// Ends of stores that are fully present, over all trees. O(1).
+    /// Distinct ends of stores that are fully present, over all trees, nested ones each. O(1).
     pub fn sequences(&self) -> u64 {
-        self.trees.ledger.sequences()
+        self.trees.ledger.sequences().all
+    }
+
+    /// Those of them that no other stored sequence covers. O(1).
+    pub fn entries(&self) -> u64 {
+        self.trees.ledger.sequences().entries
     }
 
     /// What each label's stores hold.
@@ -81,11 +91,23 @@ impl PrefixIndex {
         self.trees.ledger.labels()
     }
 
+    /// The layouts that a namespace has trees of, oldest first.
+    pub fn layouts(&self, namespace: &str) -> Vec<LayoutId> {
+        let mut layouts = Vec::new();
+        for id in self.trees.forest.of(namespace) {
+            let layout = self.trees.forest.get(*id).layout;
+            if !layouts.contains(&layout) {
+                layouts.push(layout);
+            }
+        }
+        layouts
+    }
+
     /// The layouts that a tree, a draft or a plan refers to, each once. O(trees and open plans).
     pub fn live_layouts(&self) -> Vec<LayoutId> {
         let trees = self.trees.forest.iter().map(|(_, tree)| tree.layout);
         let plans = self.plans.values().map(|plan| plan.draft.layout());
-        let drafts = self.drafts.values().map(crate::store::Draft::layout);
+        let drafts = self.drafts.values().map(Draft::layout);
         let mut layouts: Vec<LayoutId> = trees.chain(plans).chain(drafts).collect();
         layouts.sort_unstable();
         layouts.dedup();
@@ -102,9 +124,9 @@ impl PrefixIndex {
         self.trees.ledger.held().tokens
     }
 
-    /// Units of the LRU order: what an eviction can take now. O(1).
+    /// Units that an eviction can take now. O(1).
     pub fn units(&self) -> u64 {
-        self.trees.lru.len() as u64
+        self.trees.order.len() as u64
     }
 
     /// Bytes that leases keep. O(1).
@@ -117,25 +139,19 @@ impl PrefixIndex {
         self.trees.ledger.reserved().nbytes
     }
 
-    /// Bytes that can be added without an eviction. O(1).
-    pub fn free_bytes(&self) -> u64 {
-        let (held, reserved) = (self.trees.ledger.held(), self.trees.ledger.reserved());
-        self.limits.max_bytes.saturating_sub(held.nbytes + reserved.nbytes)
-    }
-
     fn index_bytes(&self) -> usize {
         self.trees.arena.bytes()
             + self.trees.forest.bytes()
             + self.trees.ledger.bytes()
             + self.leases.bytes()
-            + self.media.bytes()
+            + self.trees.contents.bytes()
             + self.trees.media.bytes()
             + self.plans.bytes()
             + self.drafts.bytes()
     }
 }
 
-fn tree_stats(held: Amount, nodes: u64, sequences: u64) -> TreeStats {
+fn tree_stats(held: Amount, nodes: u64, sequences: Sequences) -> TreeStats {
     TreeStats {
         nbytes: held.nbytes,
         ntokens: held.tokens,
@@ -143,7 +159,8 @@ fn tree_stats(held: Amount, nodes: u64, sequences: u64) -> TreeStats {
         nodes,
         segments: held.segments,
         checkpoints: held.checkpoints,
-        sequences,
+        sequences: sequences.all,
+        entries: sequences.entries,
     }
 }
 
@@ -156,5 +173,6 @@ impl std::ops::AddAssign for TreeStats {
         self.segments += other.segments;
         self.checkpoints += other.checkpoints;
         self.sequences += other.sequences;
+        self.entries += other.entries;
     }
 }

@@ -1,13 +1,13 @@
 //! Nodes that were split and whose branches are gone become one node again.
 //!
-//! Otherwise whoever branches off at each token of a prompt would leave it in pieces of one token for
-//! good. Joining copies no array and needs no room: the node's segment then consists of the parts
+//! Otherwise a caller that branches off at each token of a prompt would leave it in pieces of one token
+//! for good. Joining copies no array and needs no room: the node's segment then consists of the parts
 //! that its predecessors had, until the caller has rewritten them into fewer.
 
 use crate::ids::{IdSource, NodeId, SegmentId};
-use crate::ledger::Amount;
-use crate::radix::edit::{Trees, segment_amount};
+use crate::order::policy::Leaving;
 use crate::radix::node::{End, Run};
+use crate::trees::Trees;
 
 /// A node is not kept apart for the end of a store while it is shorter than this part of a block.
 const CRUMB: usize = 16;
@@ -62,7 +62,7 @@ impl Trees {
     }
 
     /// Makes one node of `run`, from the top down. It keeps the lowest one's id, children, checkpoint
-    /// and place in the LRU list. All of them are leased by the same leases.
+    /// and place in the eviction policy. All of them are leased by the same leases.
     fn join(&mut self, run: &[NodeId], segment: SegmentId) -> Joined {
         let mut replaced = Vec::with_capacity(run.len());
         let (mut keys, mut ends, mut runs) = (Vec::new(), Vec::new(), Vec::new());
@@ -82,11 +82,11 @@ impl Trees {
             }
         }
         let (Some((&bottom, above)), top) = (run.split_last(), run[0]) else {
-            unreachable!("nothing is joined")
+            unreachable!("a run of no nodes was joined")
         };
         let (tree, parent, first) = (self.arena[top].tree, self.arena[top].parent, keys[0]);
         for &id in above {
-            self.unlist(id);
+            self.unlist(id, Leaving::Removed);
             self.arena.remove(id);
         }
         if media {
@@ -104,38 +104,10 @@ impl Trees {
         Joined { segment, replaced }
     }
 
-    /// The caller has rewritten a node's segment into so many parts.
+    /// The caller has rewritten a node's segment into this number of parts.
     pub(crate) fn set_parts(&mut self, id: NodeId, parts: u32) {
         self.discount_segment(id);
         self.arena[id].parts = parts;
         self.count_segment(id);
-    }
-
-    /// Adds a node's segment to the books, as leased where it is.
-    pub(super) fn count_segment(&mut self, id: NodeId) {
-        let Self { arena, forest, ledger, .. } = self;
-        let node = &arena[id];
-        ledger.add(&mut forest.get_mut(node.tree).held, segment_amount(node));
-        if node.leases > 0 {
-            ledger.lease(segment_amount(node));
-        }
-        for run in node.labels() {
-            ledger.label(run.label).nbytes += u64::from(run.tokens) * node.bytes_per_token;
-        }
-    }
-
-    /// Takes a node's segment out of the books again.
-    pub(super) fn discount_segment(&mut self, id: NodeId) -> Amount {
-        let Self { arena, forest, ledger, .. } = self;
-        let node = &arena[id];
-        let amount = segment_amount(node);
-        ledger.subtract(&mut forest.get_mut(node.tree).held, amount);
-        if node.leases > 0 {
-            ledger.unlease(amount);
-        }
-        for run in node.labels() {
-            ledger.label(run.label).nbytes -= u64::from(run.tokens) * node.bytes_per_token;
-        }
-        amount
     }
 }

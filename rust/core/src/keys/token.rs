@@ -1,56 +1,15 @@
-//! Token keys: 31 bits of token id, or the media bit and an interned content id.
+//! One key: 31 bits of token id, or the media bit and an interned content id; and runs of them.
 
 use crate::error::Error;
-use crate::media::Cuts;
 
 /// The largest token id.
 pub const MAX_TOKEN: u32 = MEDIA_BIT - 1;
 
-/// Set on the keys of tokens that stand inside an image or audio span.
+/// Set on the keys of tokens inside an image or audio span.
 pub(crate) const MEDIA_BIT: u32 = 1 << 31;
 
 /// A span whose content no tree holds: equal to no stored key.
 pub(crate) const UNKNOWN_MEDIA: u32 = u32::MAX;
-
-/// What is looked up or stored: keys, and the places where they may not be cut.
-#[derive(Clone, Copy, Debug)]
-pub struct Query<'a> {
-    pub(crate) keys: &'a [u32],
-    pub(crate) cuts: &'a Cuts,
-    /// The keys were checked when media ids were written into them. Otherwise the walk checks
-    /// them: what equals a stored token is a token, so only the rest costs anything.
-    pub(crate) checked: bool,
-}
-
-impl<'a> Query<'a> {
-    /// Plain token ids, without media. They are checked by the call that uses them.
-    pub fn tokens(keys: &'a [u32]) -> Self {
-        Self { keys, cuts: Cuts::none(), checked: false }
-    }
-
-    /// Length in tokens.
-    pub fn len(&self) -> usize {
-        self.keys.len()
-    }
-
-    /// Whether there is no token at all.
-    pub fn is_empty(&self) -> bool {
-        self.keys.is_empty()
-    }
-
-    /// Checks that every span's content has a key of its own: one that was only looked up may not.
-    pub(crate) fn check_contents(&self) -> Result<(), Error> {
-        let unknown = self.cuts.starts().find(|at| self.keys[*at] == UNKNOWN_MEDIA);
-        unknown.map_or(Ok(()), |position| Err(Error::InvalidToken { position, key: UNKNOWN_MEDIA }))
-    }
-
-    pub(crate) fn check_length(&self) -> Result<(), Error> {
-        if self.keys.len() > MAX_TOKEN as usize {
-            return Err(Error::TooLong { tokens: self.keys.len() });
-        }
-        Ok(())
-    }
-}
 
 /// Checks that `keys`, which begin at `start` in the query, are token ids. O(n), vectorised.
 ///

@@ -1,0 +1,91 @@
+//! Figures, and the index as text.
+
+use pyo3::prelude::*;
+
+use crate::cache_index::CacheIndex;
+use crate::error::lock;
+use crate::types::stats::{IndexStats, LabelStats};
+
+#[pymethods]
+impl CacheIndex {
+    /// The index in lines of text, without bytes: equal on ranks to which the same was done.
+    fn outline(&self) -> PyResult<Vec<String>> {
+        Ok(lock(&self.inner)?.index.outline())
+    }
+
+    /// Layouts that the namespace has trees of, oldest first.
+    fn layouts(&self, namespace: &str) -> PyResult<Vec<u64>> {
+        Ok(lock(&self.inner)?.index.layouts(namespace).into_iter().map(|layout| layout.0).collect())
+    }
+
+    fn namespaces(&self) -> PyResult<Vec<String>> {
+        Ok(lock(&self.inner)?.index.namespaces().map(str::to_owned).collect())
+    }
+
+    /// The figures of each label, by its number.
+    fn labels(&self) -> PyResult<Vec<LabelStats>> {
+        Ok(lock(&self.inner)?.index.labels().iter().map(LabelStats::from).collect())
+    }
+
+    #[pyo3(signature = (namespace = None))]
+    fn stats(&self, namespace: Option<&str>) -> PyResult<IndexStats> {
+        let index = &lock(&self.inner)?.index;
+        Ok(match namespace {
+            None => index.stats().into(),
+            Some(namespace) => index.namespace_stats(namespace).into(),
+        })
+    }
+
+    /// Numbers of the layouts that a tree, a draft or a plan refers to.
+    fn live_layouts(&self) -> PyResult<Vec<u64>> {
+        Ok(lock(&self.inner)?.index.live_layouts().into_iter().map(|layout| layout.0).collect())
+    }
+
+    /// Bytes held. O(1).
+    #[getter]
+    fn nbytes(&self) -> PyResult<u64> {
+        Ok(lock(&self.inner)?.index.nbytes())
+    }
+
+    /// Tokens held. O(1).
+    #[getter]
+    fn ntokens(&self) -> PyResult<u64> {
+        Ok(lock(&self.inner)?.index.ntokens())
+    }
+
+    /// Distinct ends of stores that are fully present, nested ones each. O(1).
+    #[getter]
+    fn sequences(&self) -> PyResult<u64> {
+        Ok(lock(&self.inner)?.index.sequences())
+    }
+
+    /// Those of the sequences that no other stored one covers. O(1).
+    #[getter]
+    fn entries(&self) -> PyResult<u64> {
+        Ok(lock(&self.inner)?.index.entries())
+    }
+
+    /// Units that an eviction can take now. O(1).
+    #[getter]
+    fn units(&self) -> PyResult<u64> {
+        Ok(lock(&self.inner)?.index.units())
+    }
+
+    /// Bytes that leases keep. O(1).
+    #[getter]
+    fn leased_bytes(&self) -> PyResult<u64> {
+        Ok(lock(&self.inner)?.index.leased_bytes())
+    }
+
+    /// Bytes promised to what is under way. O(1).
+    #[getter]
+    fn reserved_bytes(&self) -> PyResult<u64> {
+        Ok(lock(&self.inner)?.index.reserved_bytes())
+    }
+
+    /// Bytes that can be added without an eviction. O(1).
+    #[getter]
+    fn free_bytes(&self) -> PyResult<u64> {
+        Ok(lock(&self.inner)?.index.free_bytes())
+    }
+}

@@ -1,0 +1,31 @@
+//! How much is to be evicted, and how much room there is.
+
+/// How much is to be evicted; all figures must be reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Need {
+    /// Bytes.
+    pub nbytes: u64,
+    /// Arrays.
+    pub buffers: u64,
+    /// Tokens of KV.
+    pub tokens: u64,
+    /// Units of eviction.
+    pub units: u64,
+    /// Stored sequences, nested ones each.
+    pub sequences: u64,
+    /// Stored sequences that no other one covers.
+    pub entries: u64,
+}
+
+/// Free room under both limits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Room {
+    pub(crate) nbytes: u64,
+    pub(crate) buffers: u64,
+}
+
+impl Room {
+    pub(crate) fn holds(&self, nbytes: u64, buffers: u64) -> bool {
+        nbytes <= self.nbytes && buffers <= self.buffers
+    }
+}
