@@ -12,11 +12,9 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 
-from kvcache import KVPrefixCache
+from kvcache import KVPrefixCache, session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from kvcache import Eviction, Session
 
 TOKENS: Final = 131_072
@@ -65,22 +63,22 @@ def _full(model: Hybrid, limit: int) -> KVPrefixCache:
 def reserved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The bytes of each call of ``reserve``."""
     calls: list[int] = []
-    reserve: Callable[..., Eviction] = KVPrefixCache.reserve
+    reserve = session.reserve
 
-    def counted(cache: KVPrefixCache, nbytes: int, **options: Any) -> Eviction:
+    def counted(context: Any, nbytes: int, protect: Any) -> Eviction:
         calls.append(nbytes)
-        return reserve(cache, nbytes, **options)
+        return reserve(context, nbytes, protect)
 
-    monkeypatch.setattr(KVPrefixCache, "reserve", counted)
+    monkeypatch.setattr(session, "reserve", counted)
     return calls
 
 
-def _prefill(model: Hybrid, session: Session) -> None:
+def _prefill(model: Hybrid, request: Session) -> None:
     """As mlx-lm prefills: in chunks, all but the last token."""
-    left = len(session.remaining)
+    left = len(request.remaining)
     for done in range(STEP, left, STEP):
-        model.run(session.prompt_cache, STEP)
-        session.on_progress(done, left)
+        model.run(request.prompt_cache, STEP)
+        request.on_progress(done, left)
 
 
 @pytest.mark.parametrize("window", [False, True], ids=["state", "window"])
@@ -90,8 +88,8 @@ def test_a_session_makes_room_once(window: bool, reserved: list[int]) -> None:
     cache, tokens = _full(model, limit), _prompt(0, TOKENS + 1)
     before = cache.stats()
     assert before.sequences > 20
-    with cache.session(tokens, model=model, prefill_step_size=STEP) as session:
-        _prefill(model, session)
+    with cache.session(tokens, model=model, prefill_step_size=STEP) as request:
+        _prefill(model, request)
     after = cache.stats()
     assert len(reserved) == 1
     assert reserved[0] >= TOKENS * HEAD_BYTES + 8 * STATE_BYTES
@@ -107,8 +105,8 @@ def test_a_session_that_goes_on_makes_room_for_the_rest_only(reserved: list[int]
     """The half that is held is protected, and not reserved for a second time."""
     model = Hybrid()
     cache, tokens = KVPrefixCache(max_bytes=TOKENS * HEAD_BYTES + 12 * STATE_BYTES), _prompt(0, TOKENS + 1)
-    with cache.session(tokens[: TOKENS // 2 + 1], model=model) as session:
-        _prefill(model, session)
+    with cache.session(tokens[: TOKENS // 2 + 1], model=model) as request:
+        _prefill(model, request)
     # Nothing was known of a token's bytes then.
     assert reserved == []
     prompt_cache = model.make_cache()
@@ -117,9 +115,9 @@ def test_a_session_that_goes_on_makes_room_for_the_rest_only(reserved: list[int]
         cache.store(_prompt(first, 2 * STEP), prompt_cache)
         cache.fetch([*tokens[: TOKENS // 2], 1])
     before = cache.stats().reclaim_cycles
-    with cache.session(tokens, model=model) as session:
-        assert session.hit.length == TOKENS // 2
-        _prefill(model, session)
+    with cache.session(tokens, model=model) as request:
+        assert request.hit.length == TOKENS // 2
+        _prefill(model, request)
     assert len(reserved) == 1
     assert TOKENS // 2 * HEAD_BYTES <= reserved[0] <= TOKENS // 2 * HEAD_BYTES + 9 * STATE_BYTES
     assert cache.stats().reclaim_cycles - before <= 3

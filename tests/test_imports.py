@@ -195,7 +195,7 @@ METHODS = {
     "reserve": "nbytes=..., *, protect=None",
     "evict": "nbytes=...",
     "evict_idle": "seconds=...",
-    "trim_to": "*, nbytes=None, tokens=None",
+    "trim_to": "*, nbytes=None, tokens=None, sequences=None, entries=None",
     "pin": "tokens=..., *, namespace='', media=()",
     "drop": "namespace=...",
     "clear": "",

@@ -62,7 +62,8 @@ def text(name: str, value: object) -> str:
         value.encode()
     except UnicodeEncodeError as error:
         raise ConfigError(
-            f"{name} must be a text without lone surrogates, found one at position {error.start} of {shown(value)}"
+            f"{name} must be a text without lone surrogates, found one at position {error.start} of "
+            f"{shown(value)}"
         ) from None
     return value
 

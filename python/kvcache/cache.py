@@ -14,7 +14,7 @@ from kvcache.errors import BusyError, ConfigError
 from kvcache.memory.limits import MemoryLimits
 from kvcache.memory.reclaim import GcPolicy, Reclaim
 from kvcache.operations.context import Context
-from kvcache.operations.evict import cycle, evict, evict_idle, finish
+from kvcache.operations.evict import Need, cycle, evict, evict_idle, finish
 from kvcache.operations.fetch import fetch, peek
 from kvcache.operations.pin import Pin, pin
 from kvcache.operations.reserve import reserve
@@ -288,7 +288,7 @@ class KVPrefixCache:
         Complexity: O(1) amortised for each segment or checkpoint evicted, and one reclaim.
         """
         with self._context.call("evict"):
-            return evict(self._context, lambda _: (parse_size(nbytes, "nbytes"), 0))
+            return evict(self._context, lambda _: Need(nbytes=parse_size(nbytes, "nbytes")))
 
     def evict_idle(self, seconds: float) -> Eviction:
         """Evicts what was not used for ``seconds`` by the clock; pinned entries stay.
@@ -314,21 +314,35 @@ class KVPrefixCache:
         with context.call("evict_idle"):
             return evict_idle(context, since)
 
-    def trim_to(self, *, nbytes: int | None = None, tokens: int | None = None) -> Eviction:
-        """Evicts until at most ``nbytes`` bytes and ``tokens`` tokens are held; pinned entries stay.
+    def trim_to(
+        self,
+        *,
+        nbytes: int | str | None = None,
+        tokens: int | None = None,
+        sequences: int | None = None,
+        entries: int | None = None,
+    ) -> Eviction:
+        """Evicts in eviction order until at most this much is held; pinned entries stay.
 
         Args:
             nbytes: Bytes by the ledger. None: any number.
             tokens: Tokens of KV; a shared prefix counts once. None: any number.
+            sequences: Stored sequences, as ``len`` counts them. None: any number.
+            entries: Stored sequences that no other one continues, such as the last turn of each
+                conversation (of models that are usable at checkpoints only, all). None: any number.
 
         Raises:
             ConfigError: A negative figure.
         """
 
-        def over(index: CacheIndex) -> tuple[int, int]:
+        def over(index: CacheIndex) -> Need:
             most_bytes = index.nbytes if nbytes is None else parse_size(nbytes, "nbytes")
-            most_tokens = index.ntokens if tokens is None else whole("tokens", tokens)
-            return max(0, index.nbytes - most_bytes), max(0, index.ntokens - most_tokens)
+            return Need(
+                nbytes=max(0, index.nbytes - most_bytes),
+                tokens=_over("tokens", index.ntokens, tokens),
+                sequences=_over("sequences", index.sequences, sequences),
+                entries=_over("entries", index.entries, entries),
+            )
 
         with self._context.call("trim_to"):
             return evict(self._context, over)
@@ -457,6 +471,10 @@ class KVPrefixCache:
             self._context.contents.validate()
         finally:
             self._context.leave()
+
+
+def _over(name: str, held: int, most: int | None) -> int:
+    return 0 if most is None else max(0, held - whole(name, most))
 
 
 def _close(context: Context) -> None:

@@ -50,6 +50,8 @@ class Sessions(Operations):
         given = random.choice(list(self.given[space].values()))
         answer = random.choices(self.letters, k=random.randrange(5))
         whole = Prompt((*prompt.ids, *answer), prompt.media)
+        if not prompt.ids:
+            return  # refused: there is nothing to run
         peeked, ledger = self.peeked(space, prompt), self.cache.nbytes
         # What a fetch or a session's own store may leave behind.
         self.reached = {peeked.length, peeked.checkpoint_at or 0}

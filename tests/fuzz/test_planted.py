@@ -134,7 +134,11 @@ def _what_is_donated_is_kept(patch: Patch) -> None:
 
 def _everything_is_evicted(patch: Patch) -> None:
     some = evict.evict
-    _replace(patch, some, lambda context, need: some(context, lambda index: (need(index)[0] and 10**12, 0)))
+
+    def all_of_it(context: Any, need: Any) -> Any:
+        return some(context, lambda index: evict.Need(nbytes=need(index).nbytes and 10**12))
+
+    _replace(patch, some, all_of_it)
 
 
 FAULTS: dict[str, Callable[[Patch], None]] = {

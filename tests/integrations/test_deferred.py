@@ -12,6 +12,7 @@ import kvcache
 from kvcache import KVCacheError, KVPrefixCache
 from kvcache.integrations.exo import KVPrefixCache as ExoCache
 from kvcache.integrations.mlx_lm import PromptCache
+from tests.support import inside
 from tests.support.layers import KV, Arrays
 from tests.support.poskv import PosKV
 
@@ -78,7 +79,7 @@ def _closed_at(line: int, cache: KVPrefixCache, call: Callable[[], object]) -> b
         nonlocal left
         if not frame.f_code.co_filename.startswith(FOLDER):
             return None
-        if event == "line" and left and cache._state.lock.owned:
+        if event == "line" and left and inside.lock(cache).owned:
             left -= 1
             if not left:
                 sys.settrace(None)
@@ -103,6 +104,6 @@ def test_a_close_in_mid_call_is_carried_out_at_its_end(name: str) -> None:
         cache, call = CALLS[name]()
         if not _closed_at(line, cache, call):
             break
-        assert cache._state.closed, f"line {line}"
+        assert inside.closed(cache), f"line {line}"
         line += 1
     assert line > 5

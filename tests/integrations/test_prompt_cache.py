@@ -11,7 +11,6 @@ from mlx_lm.models.cache import LRUPromptCache
 
 from kvcache import ConfigError, KVPrefixCache
 from kvcache.integrations.mlx_lm import PromptCache
-from kvcache.integrations.mlx_lm.keys import Ends
 from tests.support.layers import KV
 from tests.support.memory import given_back, weigh
 from tests.support.models import MODELS, SPANS, prompt
@@ -402,22 +401,6 @@ def test_bad_limits(options: dict[str, object], error: type[Exception], sentence
         PromptCache(**options)
 
 
-def test_ends_are_remembered_without_their_tokens() -> None:
-    ends = Ends()
-    assert ends.add("a", [1, 2]) == []
-    assert ends.add("a", [1, 2, 3, 4]) == [2]
-    assert ends.add("a", [1, 2, 3, 4]) == []
-    assert ends.add("b", [1, 2, 3, 4, 5]) == []
-    assert ends.add("a", [1, 9, 3, 4, 5]) == []
-    assert ends.add("a", [1, 2, 3]) == []
-    assert ends.add("a", [1, 2, 3, 4, 5]) == [3, 4]
-    for first in range(3000):
-        ends.add("c", [first])
-    assert len(ends._ends) == 1024
-    assert ends.add("a", [1, 2, 3, 4, 5, 6]) == []
-    assert set(ends._lengths) == {"a", "c"}
-
-
 def test_mlx_lms_own_default_is_no_limit() -> None:
     assert PromptCache(10, 1 << 63).max_bytes is None
     assert PromptCache(10, "1.5kB").max_bytes == 1500
@@ -437,7 +420,10 @@ def test_never_less_than_mlx_lms_own(model: PosKV) -> None:
         prompt_cache = model.filled(tokens)
         ours.insert_cache(MODEL, tokens, prompt_cache)
         theirs.insert_cache(MODEL, tokens, prompt_cache)
-        assert len(ours) == len(theirs)
+        # mlx-lm counts the beginning of a longer sequence once more where it was inserted later.
+        ends = {tuple(one) for one in known[1:]}
+        begun = {other[: len(one)] for one in ends for other in ends if len(other) > len(one)}
+        assert len(ours) == len(ends - begun) <= len(theirs)
     ours.cache.validate()
 
 

@@ -76,7 +76,8 @@ class Rotating(Window):
         if not whole_window and rows > max_size and at != rows:
             raise Refusal(
                 "offset_mismatch",
-                f"{type(cache).__name__} goes on at row {at} of {rows}: it was trimmed after it had dropped tokens",
+                f"{type(cache).__name__} goes on at row {at} of {rows}: it was trimmed after it had "
+                "dropped tokens",
             )
         index = offset if whole_window else min(at, max_size)
 
@@ -129,8 +130,8 @@ class Chunked(Window):
             # It calls itself trimmable at any time, and speculative decoding takes it at its word.
             raise Refusal(
                 "offset_mismatch",
-                f"{type(cache).__name__} holds {valid} tokens of a chunk of {chunk_size}: it was trimmed after it "
-                "had dropped tokens",
+                f"{type(cache).__name__} holds {valid} tokens of a chunk of {chunk_size}: it was trimmed "
+                "after it had dropped tokens",
             )
         self.require_whole(cache, valid)
         front = max(0, valid - chunk_size)

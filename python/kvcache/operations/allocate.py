@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from kvcache.arrays import clear_pool, is_allocation_failure
 from kvcache.errors import AllocationError, RankError
 from kvcache.eviction import Eviction
-from kvcache.operations.evict import evict
+from kvcache.operations.evict import Need, evict
 from kvcache.ranks.bids import OutcomeBid
 from kvcache.sizes import format_size
 
@@ -94,7 +94,7 @@ def allocate(
     if outcome == SUCCEEDED:
         return attempt.result(), Eviction()
     short = 0 if attempt.status == SUCCEEDED else max(1, nbytes)
-    evicted = evict(context, lambda _: (short, 0))
+    evicted = evict(context, lambda _: Need(nbytes=short))
     if again:
         if attempt.status != SUCCEEDED:
             clear_pool()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
 from loguru import logger
@@ -39,24 +39,27 @@ def abort(context: Context, plan: Plan | None) -> Eviction:
     return finish(context, removed) if removed is not None and removed.dropped else Eviction()
 
 
-def evict(context: Context, need: Callable[[CacheIndex], tuple[int, int]]) -> Eviction:
-    """One cycle that evicts units in eviction order until the needed bytes and tokens are gone.
+class Need(NamedTuple):
+    """What must go."""
+
+    nbytes: int = 0
+    tokens: int = 0
+    sequences: int = 0
+    entries: int = 0
+
+
+def evict(context: Context, need: Callable[[CacheIndex], Need]) -> Eviction:
+    """One cycle that evicts units in eviction order until what is needed is gone.
 
     Args:
         context: The cache's inside.
-        need: (bytes, tokens) that must go; called under the lock, may refuse bad input.
+        need: Called under the lock; may refuse bad input.
     """
     if not context.ranks.grouped:
-
-        def action(index: CacheIndex) -> Dropped:
-            nbytes, tokens = need(index)
-            return index.evict(nbytes=nbytes, tokens=tokens)
-
-        return cycle(context, action)
+        return cycle(context, lambda index: index.evict(**need(index)._asdict()))
 
     def units(index: CacheIndex) -> int:
-        nbytes, tokens = need(index)
-        return index.count_units(nbytes=nbytes, tokens=tokens)
+        return index.count_units(**need(index)._asdict())
 
     return evict_units(context, context.ranks.most(lambda: context.contents.read(units)))
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from kvcache.layers.base import Refusal
 from kvcache.layers.prompt_cache import Prompt
-
-if TYPE_CHECKING:
-    from kvcache._core import Dropped
 
 
 @dataclass(frozen=True)
@@ -56,19 +53,3 @@ def counts_nothing(prompt_cache: list[Any]) -> bool:
         return bool(prompt_cache) and not Prompt(prompt_cache).knows_length
     except Refusal:
         return False
-
-
-@dataclass
-class Gone:
-    """Several evictions of one cycle, with the figures of one."""
-
-    segments: list[int] = field(default_factory=list)
-    checkpoints: list[int] = field(default_factory=list)
-    nbytes: int = 0
-    tokens: int = 0
-
-    def add(self, dropped: Dropped) -> None:
-        self.segments += dropped.segments
-        self.checkpoints += dropped.checkpoints
-        self.nbytes += dropped.nbytes
-        self.tokens += dropped.tokens

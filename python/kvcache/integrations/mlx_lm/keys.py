@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-from array import array
-from collections import Counter, OrderedDict
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from kvcache.media import MediaSpan
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
-
-# Ends remembered; what is older is counted as a sequence of its own.
-_ENDS: Final = 1024
 
 
 class Namespaces:
@@ -77,51 +71,3 @@ def split_images(tokens: Sequence[int]) -> tuple[Sequence[int], list[MediaSpan]]
             ids[start:end] = [0] * (end - start)
         start = end
     return ids, spans
-
-
-class Ends:
-    """Where sequences ended that a longer one may continue, by digest: no tokens are kept.
-
-    The caller holds a lock.
-    """
-
-    def __init__(self) -> None:
-        self._ends: OrderedDict[tuple[str, int, bytes], None] = OrderedDict()
-        self._lengths: dict[str, Counter[int]] = {}
-
-    def add(self, namespace: str, tokens: Sequence[int]) -> list[int]:
-        """Notes the end of ``tokens``; O(len(tokens) + ends).
-
-        Returns:
-            The lengths of noted sequences that ``tokens`` continues. They are forgotten.
-        """
-        buffer = memoryview(array("q", tokens)).cast("B")
-        digest, done, covered = hashlib.blake2b(digest_size=16), 0, []
-        known = sorted(length for length in self._lengths.get(namespace, ()) if length < len(tokens))
-        for length in known:
-            digest.update(buffer[done * 8 : length * 8])
-            done = length
-            end = (namespace, length, digest.digest())
-            if end in self._ends:
-                self._forget(end)
-                covered.append(length)
-        digest.update(buffer[done * 8 :])
-        end = (namespace, len(tokens), digest.digest())
-        if end in self._ends:
-            self._ends.move_to_end(end)
-        else:
-            self._ends[end] = None
-            self._lengths.setdefault(namespace, Counter())[len(tokens)] += 1
-        if len(self._ends) > _ENDS:
-            self._forget(next(iter(self._ends)))
-        return covered
-
-    def _forget(self, end: tuple[str, int, bytes]) -> None:
-        namespace, length, _ = end
-        del self._ends[end]
-        lengths = self._lengths[namespace]
-        lengths[length] -= 1
-        if not lengths[length]:
-            del lengths[length]
-        if not lengths:
-            del self._lengths[namespace]

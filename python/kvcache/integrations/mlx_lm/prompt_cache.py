@@ -9,31 +9,24 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from loguru import logger
 
-from kvcache._core import SectionLock
 from kvcache.arguments import shown
-from kvcache.arrays import Array
 from kvcache.cache import KVPrefixCache
-from kvcache.errors import AllocationError, BusyError, ConfigError
+from kvcache.errors import AllocationError, ConfigError
 from kvcache.eviction import Eviction
-from kvcache.integrations.mlx_lm.entries import Gone, Spans, layers
-from kvcache.integrations.mlx_lm.keys import Ends, Namespaces, plain, split_images
-from kvcache.operations.evict import finish
+from kvcache.integrations.mlx_lm.entries import Spans, layers
+from kvcache.integrations.mlx_lm.keys import Namespaces, plain, split_images
 from kvcache.results import Stored
 from kvcache.sizes import format_size, parse_size
-from kvcache.storage.contents import Removed
+from kvcache.stats import LabelFigures
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Hashable, Sequence
 
-    from kvcache._core import Dropped
     from kvcache.media import MediaSpan
     from kvcache.memory.pressure import PressureSource
     from kvcache.memory.reclaim import GcPolicy
-    from kvcache.stats import LabelFigures
 
 CACHE_TYPES: Final = ("assistant", "user", "system")
-# The label of an end that a longer sequence continues: it serves, and counts as no sequence.
-_COVERED: Final = ""
 # mlx-lm's way to say "no limit" is 1 << 63.
 _NO_LIMIT: Final = 1 << 62
 _SEGMENT_TOKENS: Final = 1024
@@ -64,9 +57,9 @@ class PromptCache:
     than the limit pushes nothing out, and evicted memory is given back before the call returns. The
     cache types are labels for :meth:`stats_by_type`; they do not order evictions.
 
-    A *sequence* is what was inserted and is no prefix of a longer one inserted later (models with
-    window or state layers: every insertion whose checkpoint is held). One whose tail was evicted
-    still serves its head, and counts no more.
+    A *sequence* is what was inserted and is not the beginning of a longer one (models with
+    sliding-window or recurrent layers: every insertion whose checkpoint is held). One whose tail was
+    evicted still serves its head, and no longer counts.
 
     Args:
         max_size: Sequences at most; None: no such limit.
@@ -113,13 +106,11 @@ class PromptCache:
         )
         self.namespaces = Namespaces()
         self.last_fetch: Fetched | None = None
-        self._ends = Ends()
         self._warned = False
-        self._lock = SectionLock()
 
     def __len__(self) -> int:
         """Sequences held."""
-        return self._sequences(self.cache.stats().by_label)
+        return self.cache.stats().entries
 
     @property
     def nbytes(self) -> int:
@@ -192,9 +183,7 @@ class PromptCache:
             raise ConfigError(f"length must be from 0 to the {len(key)} tokens, found {shown(length)}")
         ids, media = split_images(key)
         try:
-            stored, spans_only = self._insert(namespace, ids, media, prompt_cache, cache_type, length)
-            if spans_only and stored.length:
-                self._cover(namespace, key[: stored.length], ids, media, prompt_cache)
+            stored = self._insert(namespace, ids, media, prompt_cache, cache_type, length)
         except AllocationError as error:
             logger.warning("no memory to store {} tokens: {}", len(ids), error)
             return Stored(0, 0, 0, "too_large", error.evicted, str(error))
@@ -210,7 +199,7 @@ class PromptCache:
             logger.warning("{} tokens are not stored as a whole: {}", len(ids), stored.detail)
         if self.max_size is None:
             return stored
-        return replace(stored, evicted=stored.evicted + self._trim_sequences(self.max_size))
+        return replace(stored, evicted=stored.evicted + self.cache.trim_to(entries=self.max_size))
 
     def _insert(
         self,
@@ -220,8 +209,7 @@ class PromptCache:
         prompt_cache: list[Any],
         cache_type: str,
         length: int | None,
-    ) -> tuple[Stored, bool]:
-        """The store, and whether every layer can be cut anywhere."""
+    ) -> Stored:
         spans = Spans.of(prompt_cache)
         if spans and length is None and spans.out_of_step:
             length = spans.held
@@ -235,13 +223,13 @@ class PromptCache:
             )
             length = min(held, self._free_tokens(namespace, ids, media, spans.token_bytes))
             if not length:
-                return Stored(0, 0, 0, "too_large", detail=over), True
+                return Stored(0, 0, 0, "too_large", detail=over)
         stored = self.cache.store(
             ids, prompt_cache, namespace=namespace, media=media, length=length, label=cache_type
         )
         if over and stored.length:
             stored = replace(stored, reason="truncated", detail=over)
-        return stored, spans is not None
+        return stored
 
     def _free_tokens(self, namespace: str, ids: Sequence[int], media: list[MediaSpan], per_token: int) -> int:
         """Leading tokens of a sequence beyond the limit that can be held without an eviction."""
@@ -251,59 +239,17 @@ class PromptCache:
         splitting = _SEGMENT_TOKENS * per_token if self.nbytes else 0
         return matched + max(0, free - splitting) // per_token
 
-    def _cover(
-        self,
-        namespace: str,
-        key: Sequence[int],
-        ids: Sequence[int],
-        media: list[MediaSpan],
-        prompt_cache: list[Any],
-    ) -> None:
-        """Counts the sequences that ``key`` continues no more."""
-        try:
-            with self._lock:
-                covered = self._ends.add(namespace, key)
-        except BusyError:
-            # From a finalizer in the middle of another insertion: this end counts as one of its own.
-            return
-        for length in covered:
-            inside = [span for span in media if span.start + span.length <= length]
-            self.cache.store(
-                ids[:length], prompt_cache, namespace=namespace, media=inside, length=length, label=_COVERED
-            )
-
     def trim_to(self, *, n_sequences: int | None = None, n_bytes: int | None = None) -> Eviction:
         """Evicts until at most ``n_sequences`` and ``n_bytes`` are held; negative is zero."""
         evicted = Eviction()
         if n_sequences is not None:
-            evicted += self._trim_sequences(max(0, n_sequences))
+            evicted += self.cache.trim_to(entries=min(max(0, n_sequences), _NO_LIMIT))
         if n_bytes is not None:
             evicted += self.cache.trim_to(nbytes=min(max(0, n_bytes), _NO_LIMIT))
         return evicted
 
     def stats_by_type(self) -> dict[str, dict[str, int]]:
         """``n_sequences`` and ``n_bytes`` of each cache type; bytes count for whoever stored them first."""
-        figures, empty = self.cache.stats().by_label, (0, 0)
-        return {
-            each: dict(zip(("n_sequences", "n_bytes"), figures.get(each, empty), strict=True))
-            for each in CACHE_TYPES
-        }
-
-    def _sequences(self, figures: Mapping[str, LabelFigures]) -> int:
-        return sum(figures[each].sequences for each in CACHE_TYPES if each in figures)
-
-    def _trim_sequences(self, most: int) -> Eviction:
-        """One eviction cycle that leaves at most ``most`` sequences, oldest first."""
-        context, gone, arrays = self.cache._context, Gone(), list[Array]()
-        contents = context.contents
-        with contents.lock:
-            index = contents.opened()
-            while self._sequences(contents.by_label(index, None)) > most:
-                dropped = index.evict(sequences=1)
-                if not dropped:
-                    break
-                gone.add(dropped)
-                arrays += contents.settle()
-        if not arrays:
-            return Eviction()
-        return finish(context, Removed(cast("Dropped", gone), arrays))
+        figures, empty = self.cache.stats().by_label, LabelFigures(0, 0, 0, 0)
+        held = {each: figures.get(each, empty) for each in CACHE_TYPES}
+        return {each: {"n_sequences": one.entries, "n_bytes": one.nbytes} for each, one in held.items()}
