@@ -6,13 +6,16 @@ them. A line that begins with ``with`` is traced on its way out too, where no si
 
 from __future__ import annotations
 
+import ast
 import gc
 import linecache
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import kvcache
 from kvcache import KVPrefixCache
 from tests.support import inside
 from tests.support.full import many
@@ -121,3 +124,16 @@ def test_whatever_line_an_exception_arrives_at_nothing_is_lost_and_nothing_fails
         assert cache.store(prompt(30, first=3), model.filled(prompt(30, first=3))).length == 30
         cache.close()
     assert lines > 30
+
+
+def test_no_comprehension_stands_in_a_section() -> None:
+    """From Python 3.12 on it is part of its function, and an exception before its first step skips the end
+    of the block around it: the lock would stay taken."""
+    found = []
+    for path in Path(kvcache.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.With) and any("lock" in ast.unparse(item) for item in node.items):
+                inside_it = (each for body in node.body for each in ast.walk(body))
+                kinds = (ast.ListComp, ast.SetComp, ast.DictComp)
+                found += [f"{path}:{each.lineno}" for each in inside_it if isinstance(each, kinds)]
+    assert not found

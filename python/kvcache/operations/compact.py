@@ -47,10 +47,7 @@ def compact(context: Context, request: Request, length: int) -> Eviction:
     evicted = Eviction()
     try:
         if acquired.lease is not None:
-            with contents.lock:
-                numbers = [piece.segment for piece in acquired.pieces]
-                parted = [number for number in numbers if len(contents.segments.find(number)) > 1]
-            for number in parted:
+            for number in contents.parted(acquired):
                 evicted += _compact_segment(context, acquired.lease, number)
     finally:
         contents.release(acquired.lease, request.stamp)

@@ -242,6 +242,13 @@ class Contents:
                 return None
             return Removed(self.opened().abort(plan), self.settle())
 
+    def parted(self, acquired: Acquired) -> list[int]:
+        """The leased segments that consist of several parts."""
+        numbers = [piece.segment for piece in acquired.pieces]
+        with self.lock:
+            self.opened()
+            return list(filter(self.segments.is_parted, numbers))
+
     def reserve(self, nbytes: int, buffers: int) -> Room | None:
         """Keeps room under the ledger; None where there is none. It ends by itself when it is collected."""
         with self.lock:

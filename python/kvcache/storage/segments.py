@@ -98,6 +98,10 @@ class SegmentStore:
         """The parts under an id, in the order of their tokens. The lists are the store's own."""
         return self._segments[number]
 
+    def is_parted(self, number: int) -> bool:
+        """Whether the segment is there, in several parts."""
+        return len(self._segments.get(number, ())) > 1
+
     def find(self, number: int) -> Segment:
         """As :meth:`segment`; nothing where the segment is gone or is one with another now."""
         return list(self._segments.get(number, ()))
