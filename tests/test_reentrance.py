@@ -215,17 +215,17 @@ def test_threads_wait_for_each_other_all_the_same() -> None:
     """Only the thread that holds the lock is refused; another one waits."""
 
     def scene() -> None:
-        cache, inside, leave, answers = KVPrefixCache(), threading.Event(), threading.Event(), []
+        cache, held, leave, answers = KVPrefixCache(), threading.Event(), threading.Event(), []
         cache.store(OLD, MODEL.filled(OLD))
 
         def hold() -> None:
             with inside.lock(cache):
-                inside.set()
+                held.set()
                 leave.wait(HANG)
 
         holder = threading.Thread(target=hold)
         holder.start()
-        inside.wait(HANG)
+        held.wait(HANG)
         asker = threading.Thread(target=lambda: answers.append(cache.ntokens))
         asker.start()
         assert not answers

@@ -31,7 +31,14 @@ PYTEST: Final = [
 ]
 PACKAGES: Final = ("kvcache", "mlx", "mlx-cuda-13", "mlx-lm", "numpy", "pytest", "hypothesis")
 # Tests that take long begin first.
-FIRST: Final = ("ranks/test_operations", "architectures/", "test_state_machine", "test_failures", "cases/")
+FIRST: Final = (
+    "architectures/",
+    "test_side_by_side",
+    "test_stops",
+    "ranks/test_operations",
+    "test_failures",
+    "cases/",
+)
 # A file is begun again without the test that ended its process, so many times.
 CRASHES: Final = 5
 STARTED: Final = re.compile(r"^(tests/\S+::.+?)(?: (?:PASSED|FAILED|SKIPPED|ERROR).*)?$", re.MULTILINE)

@@ -101,9 +101,9 @@ def test_a_draft_model(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_quantised_in_mid_request(tiny: Path) -> None:
-    weights = mx.quantize(mx.ones((32, 32)), group_size=32, bits=8)
+    weights = mx.quantize(mx.ones((2, 60, 32)), group_size=32, bits=8)
     try:
-        mx.eval(mx.quantized_matmul(mx.ones((1, 60, 32)), *weights, group_size=32, bits=8))
+        mx.eval(mx.quantized_matmul(mx.ones((2, 1, 32)), *weights, group_size=32, bits=8))
     except RuntimeError as error:
         pytest.skip(f"not on this device: {error}")
     options = ("--kv-bits", "8", "--kv-group-size", "32", "--quantized-kv-start", "40")

@@ -53,9 +53,7 @@ def _settle() -> None:
 @cache
 def charge(nbytes: int) -> int:
     """What the device's allocator charges for an array of ``nbytes``: measured, once for each size."""
-    # MLX's pool would serve the probe, and a GPU may have put something into it a moment ago.
-    _settle()
-    mx.clear_cache()
+    assert mx.get_cache_memory() == 0, "MLX's pool would serve the probe: ask for the charge before it is on"
     collecting, limit = gc.isenabled(), mx.set_cache_limit(0)
     gc.disable()
     try:

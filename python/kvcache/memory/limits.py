@@ -113,7 +113,10 @@ class MemoryLimits:
         if self.pressure is None:
             return 0
         rule = "excess_bytes() of the pressure source must return a number"
-        excess = number(rule, self.pressure.excess_bytes())
+        returned = self.pressure.excess_bytes()
+        excess = number(rule, returned)
         if not math.isfinite(excess):
-            raise ConfigError(f"excess_bytes() of the pressure source must be finite, found {shown(excess)}")
+            raise ConfigError(
+                f"excess_bytes() of the pressure source must be finite, found {shown(returned)}"
+            )
         return min(max(0, int(excess)), LARGEST)

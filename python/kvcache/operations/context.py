@@ -63,8 +63,8 @@ class Context:
             TypeError: The clock returns no number.
             ConfigError: It returns NaN, infinity, or more than 2⁶² microseconds.
         """
-        seconds = number("clock must return seconds as a number", self.clock())
-        microseconds = seconds * 1e6
+        seconds = self.clock()
+        microseconds = number("clock must return seconds as a number", seconds) * 1e6
         if not math.isfinite(microseconds) or microseconds > LARGEST:
             raise ConfigError(f"clock must return a finite number of seconds, found {shown(seconds)}")
         return max(0, int(microseconds))

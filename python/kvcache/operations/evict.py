@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-import mlx.core as mx
 from loguru import logger
 
 from kvcache.arrays import clear_pool
@@ -179,7 +178,7 @@ class Relief:
         """Bytes over ``memory_limit``, and bytes that the pressure source wants gone."""
         limits = self._context.limits
         measured = limits.over(self._need), limits.pressed()
-        if max(measured) > 0 and self._before is None and mx.get_cache_memory():
+        if max(measured) > 0 and self._before is None:
             clear_pool()
             measured = limits.over(self._need), limits.pressed()
         return measured
