@@ -48,8 +48,12 @@ impl Locked<'_> {
         if !self.ledger.set(self.root.id, claimed) {
             return Err(io::Error::other("more processes write to the folder than its ledger has room for"));
         }
-        let handle = self.root.ledger.as_ref().ok_or_else(closed)?;
-        self.ledger.write(&**handle).inspect_err(|_| self.folder.suspect())
+        let saved = match &self.root.ledger {
+            Some(handle) => self.ledger.write(&**handle),
+            None => Err(closed()),
+        };
+        // What others still see has our claims in full; what we knew in addition is counted again.
+        saved.inspect_err(|_| self.root.scanned = None)
     }
 }
 
@@ -166,7 +170,8 @@ impl Locked<'_> {
         if unreadable || self.root.scanned.is_none() {
             self.scan()?;
             self.trim();
-            self.save()?;
+            // Where this fails, what needs it saved will fail, and the next to enter scans again.
+            let _ = self.save();
         }
         Ok(())
     }

@@ -9,6 +9,7 @@ use std::{
 use super::{
     gate::{LEDGER, Locked, OWNER, TEMPORARY},
     index::{Entry, Parent},
+    ledger::LEDGER_BYTES,
 };
 use crate::{
     digest::Digest,
@@ -127,7 +128,7 @@ impl Locked<'_> {
             if name == LEDGER || name.starts_with(OWNER) || name.starts_with(TEMPORARY) {
                 if let Some(stat) = missing(files.stat(&path))? {
                     // The ledger grows to its full length with the next write.
-                    found.bytes += if name == LEDGER { super::ledger::LEDGER_BYTES } else { stat.bytes };
+                    found.bytes += stat.bytes.max(if name == LEDGER { LEDGER_BYTES } else { 0 });
                 }
             } else if let Ok(space) = name.parse::<Digest>()
                 && missing(files.stat(&path))?.is_some_and(|stat| stat.is_folder)
