@@ -34,7 +34,8 @@ impl Source for Vec<Vec<u8>> {
 pub enum Submitted {
     /// In the queue.
     Queued,
-    /// In the queue, or on disk, before: nothing is kept.
+    /// In the queue, or on disk as far as this process knows: nothing is kept. Where another process has
+    /// removed it, the thread finds out, and the next submission is queued.
     Duplicate,
 }
 
@@ -52,6 +53,9 @@ pub enum Cancelled {
 /// Endings kept for [`Writer::take_finished`] at most; older ones are dropped.
 const MAX_FINISHED: usize = 1 << 16;
 
+/// Doubts kept at most.
+const MAX_DOUBTS: usize = 4096;
+
 /// Records written between two syncs of folders at most.
 const BATCH: usize = 32;
 
@@ -67,6 +71,9 @@ struct Queue {
     /// Of `items`, and of the one being written.
     names: HashSet<Name>,
     bytes: u64,
+    /// Records said to be on disk already: whether they are is looked up on the thread.
+    doubts: VecDeque<Name>,
+    looking: bool,
     writing: Option<Name>,
     finished: VecDeque<(Name, Result<Put, Refusal>)>,
     closed: bool,
@@ -161,7 +168,7 @@ impl Writer {
     pub fn flush(&self, timeout: Duration) -> bool {
         let end = deadline(timeout);
         let mut queue = self.shared.lock();
-        while !queue.names.is_empty() {
+        while !queue.names.is_empty() || !queue.doubts.is_empty() || queue.looking {
             let Some(left) = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) else {
                 return false;
             };
@@ -178,6 +185,7 @@ impl Writer {
         self.shared.lock().closed = true;
         let drained = self.flush(timeout);
         let mut queue = self.shared.lock();
+        queue.doubts.clear();
         queue.stopped = true;
         let stuck = queue.writing.is_some();
         self.shared.give_up(queue, |_| true, || Refusal::Closed);
@@ -210,7 +218,14 @@ impl Shared {
         if queue.closed {
             return Err(Refusal::Closed);
         }
-        if queue.names.contains(&spec.name) || self.folder.contains(&spec.name) {
+        if queue.names.contains(&spec.name) {
+            return Ok(Submitted::Duplicate);
+        }
+        if self.folder.contains(&spec.name) {
+            if queue.doubts.len() < MAX_DOUBTS {
+                queue.doubts.push_back(spec.name);
+                self.changed.notify_all();
+            }
             return Ok(Submitted::Duplicate);
         }
         // Before the scan has ended nobody knows what is on disk; then the writer looks before it writes.
@@ -255,19 +270,29 @@ impl Shared {
         let mut unsynced = 0;
         loop {
             let mut queue = self.lock();
+            if let Some(name) = queue.doubts.pop_front() {
+                queue.looking = true;
+                drop(queue);
+                self.folder.look(&name);
+                self.lock().looking = false;
+                self.changed.notify_all();
+                continue;
+            }
             let item = loop {
                 match queue.items.pop_front() {
                     Some(item) => break Some(item),
                     None if queue.stopped => break None,
-                    None if unsynced > 0 => break None,
+                    None if unsynced > 0 || !queue.doubts.is_empty() => break None,
                     None => queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner),
                 }
             };
             let Some(Item { spec, source, bytes }) = item else {
                 let stopped = queue.stopped;
                 drop(queue);
-                self.folder.sync();
-                unsynced = 0;
+                if unsynced > 0 {
+                    self.folder.sync();
+                    unsynced = 0;
+                }
                 if stopped {
                     return;
                 }

@@ -159,9 +159,11 @@ impl Index {
         let mut fit = self.leaves.iter().map(|(_, name)| name).filter(|name| !ancestor(name));
         let first = fit.next();
         let chosen = first.filter(|name| Some(&***name) != last).or_else(|| fit.next()).or(first);
-        // Links that go round, which only forged headers make, leave no leaf.
-        let any = || self.entries.keys().find(|name| !self.holds.contains_key(&***name) && !ancestor(name));
-        chosen.or_else(|| if self.leaves.is_empty() { any() } else { None }).cloned()
+        // Links that go round, which only forged headers make, leave no leaf; holds below a head do, too.
+        let round =
+            || self.leaves.is_empty() && !self.holds.keys().any(|name| self.entries.contains_key(name));
+        let any = || self.entries.keys().find(|name| !ancestor(name));
+        chosen.or_else(|| if round() { any() } else { None }).cloned()
     }
 
     /// Records of a layout whose parent neither name nor header has told yet.

@@ -29,22 +29,24 @@ impl Folder {
     }
 
     fn put_uncounted(&self, spec: &Spec, arrays: &[&[u8]]) -> Result<Put, Refusal> {
-        let known = lock(&self.index).get(&spec.name).map(|entry| entry.bytes);
-        let there = self.files.stat(&self.path(spec.name.path())).ok();
-        if known.is_some() && known == there.map(|stat| stat.bytes) {
+        let invalid = |error: record::SpecError| Refusal::Invalid(error.0);
+        let bytes = record::file_bytes(spec).map_err(invalid)?;
+        // Before all checksums and without the lock, for what is most often there.
+        let known = lock(&self.index).get(&spec.name).is_some_and(|entry| entry.bytes == bytes);
+        let there = || self.files.stat(&self.path(spec.name.path())).is_ok_and(|stat| stat.bytes == bytes);
+        if known && there() {
             return Ok(Put::Duplicate);
         }
-        let header = record::encode(spec, arrays).map_err(|error| Refusal::Invalid(error.0))?;
-        let bytes = header.len() + arrays.iter().map(|array| array.len()).sum::<usize>();
-        let put = match self.attempt(spec, &header, arrays, bytes as u64) {
+        let header = record::encode(spec, arrays).map_err(invalid)?;
+        let put = match self.attempt(spec, &header, arrays, bytes) {
             Err(Refusal::Io(error)) if is_full(&error) => {
-                self.make_room_on_volume(spec, bytes as u64);
-                self.attempt(spec, &header, arrays, bytes as u64)
+                self.make_room_on_volume(spec, bytes);
+                self.attempt(spec, &header, arrays, bytes)
             }
             first => first,
         };
         match &put {
-            Ok(Put::Written) => self.count_written(bytes as u64),
+            Ok(Put::Written) => self.count_written(bytes),
             Err(Refusal::Io(error)) if is_full(error) => self.pause(),
             Err(Refusal::Io(error)) => self.blame(error),
             _ => {}

@@ -16,7 +16,7 @@ use crate::{
     digest::Digest,
     files::{Handle, Open},
     name::Name,
-    record::read_header,
+    record::{Failure, read_header},
 };
 
 /// Records of other processes are looked for at most this often, unless there is no room without them.
@@ -51,7 +51,7 @@ impl Folder {
     ) -> Result<Option<Claim>, Refusal> {
         self.locked(|locked| {
             let files = &*self.files;
-            if files.stat(&self.path(name.path())).is_ok_and(|stat| stat.is_file && stat.bytes == bytes) {
+            if locked.is_there(&name, parent.as_ref(), bytes) {
                 return Ok(None);
             }
             locked.require(parent.as_ref())?;
@@ -107,6 +107,17 @@ impl Locked<'_> {
         }
     }
 
+    /// Whether the record is on disk, perhaps by another process: then it is known from now on.
+    fn is_there(&self, name: &Name, parent: Option<&Name>, bytes: u64) -> bool {
+        let Ok(stat) = self.folder.files.stat(&self.folder.path(name.path())) else { return false };
+        let there = stat.is_file && stat.bytes == bytes;
+        let mut index = lock(&self.folder.index);
+        if there && index.get(name).is_none() {
+            index.insert(*name, Entry { bytes, used: stat.modified, parent: Parent::of(parent) });
+        }
+        there
+    }
+
     fn publish(&mut self, claim: &Claim) -> Result<Put, Refusal> {
         let files = &*self.folder.files;
         if !self.root.claims.contains_key(&claim.temporary) {
@@ -114,13 +125,13 @@ impl Locked<'_> {
             return Err(Refusal::Io(ErrorKind::NotFound.into()));
         }
         self.require(claim.parent.as_ref())?;
-        let path = self.folder.path(claim.name.path());
-        let there = files.stat(&path).ok();
-        if there.is_some_and(|there| there.is_file && there.bytes == claim.bytes) {
+        if self.is_there(&claim.name, claim.parent.as_ref(), claim.bytes) {
             self.forget(&claim.temporary);
             let _ = self.save();
             return Ok(Put::Duplicate);
         }
+        let path = self.folder.path(claim.name.path());
+        let there = files.stat(&path).ok();
         let used = self.folder.tick();
         files.touch(&claim.temporary, used)?;
         let parent = path.parent().unwrap_or(&path);
@@ -199,7 +210,7 @@ impl Locked<'_> {
             let Some(name) = lock(&self.folder.index).victim(parent, last.as_ref()) else { return Ok(false) };
             let unlinked = lock(&self.folder.index).unlinked(name.space, name.layout);
             if !unlinked.is_empty() {
-                self.link(&unlinked);
+                self.link(&unlinked)?;
                 continue;
             }
             let known = lock(&self.folder.index).get(&name).copied();
@@ -248,15 +259,27 @@ impl Locked<'_> {
         Ok(removed)
     }
 
-    /// Reads where these records hang. One that cannot be read hangs where its name says.
-    fn link(&self, names: &[Name]) {
+    /// Reads where these records hang, and removes those whose header is damaged.
+    fn link(&mut self, names: &[Name]) -> io::Result<()> {
         for name in names {
-            let path = self.folder.path(name.path());
-            let handle = self.folder.files.open(&path, Open::Read);
-            let header = handle.ok().and_then(|handle| read_header(&*handle).ok());
-            let parent = Parent::of(header.and_then(|header| header.spec.parent).as_ref());
+            let header = match self.folder.open_record(name).map_err(Failure::Io) {
+                Ok(handle) => read_header(&*handle),
+                Err(failure) => Err(failure),
+            };
+            let parent = match header {
+                Ok(header) => Parent::of(header.spec.parent.as_ref()),
+                Err(Failure::Damaged(_)) => {
+                    if self.remove(name)? {
+                        self.folder.count_drop("corrupt");
+                    }
+                    continue;
+                }
+                // It hangs where its name says.
+                Err(_) => Parent::Absent,
+            };
             lock(&self.folder.index).update(name, |entry| entry.parent = parent);
         }
+        Ok(())
     }
 }
 

@@ -67,6 +67,15 @@ impl Folder {
         header
     }
 
+    /// Looks whether a record is there, and forgets it if not.
+    pub(crate) fn look(&self, name: &Name) {
+        if let Err(error) = self.files.stat(&self.path(name.path()))
+            && error.kind() == ErrorKind::NotFound
+        {
+            self.forget(name);
+        }
+    }
+
     /// Removes a record that turned out to be no good, unless another file than `identity` has its name by now.
     /// Not under the lock, for which a fetch must not wait; so the room it had is found by the next scan.
     pub(crate) fn discard(&self, name: &Name, identity: Option<(u64, u64)>, reason: &'static str) {

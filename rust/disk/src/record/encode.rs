@@ -45,6 +45,18 @@ pub fn encode(spec: &Spec, arrays: &[&[u8]]) -> Result<Vec<u8>, SpecError> {
     Ok(seal(&text(spec, &extents, checksums)))
 }
 
+/// Bytes of the file of a record, without looking at its arrays.
+///
+/// # Errors
+/// A spec that contradicts itself.
+pub fn file_bytes(spec: &Spec) -> Result<u64, SpecError> {
+    spec.check()?;
+    let extents = spec.extents()?;
+    let checksums = "0".repeat(8 * extents.iter().map(Extent::steps).sum::<usize>());
+    let payload: usize = extents.iter().map(Extent::bytes).sum();
+    Ok((header_bytes(&text(spec, &extents, checksums)) + payload) as u64)
+}
+
 fn step_crc(extent: &Extent, bytes: &[u8], step: usize) -> u32 {
     let rows = step * STEP_TOKENS..((step + 1) * STEP_TOKENS).min(extent.rows);
     (0..extent.outer).fold(0, |crc, outer| {
@@ -108,9 +120,13 @@ fn text(spec: &Spec, extents: &[Extent], checksums: String) -> String {
     text
 }
 
+fn header_bytes(text: &str) -> usize {
+    (8 + OPENING.len() + text.len()).next_multiple_of(PAYLOAD_ALIGNMENT)
+}
+
 /// Length in front, spaces up to the payload, checksum into its place.
 fn seal(text: &str) -> Vec<u8> {
-    let length = (8 + OPENING.len() + text.len()).next_multiple_of(PAYLOAD_ALIGNMENT);
+    let length = header_bytes(text);
     let mut bytes = Vec::with_capacity(length);
     bytes.extend(((length - 8) as u64).to_le_bytes());
     bytes.extend(OPENING);

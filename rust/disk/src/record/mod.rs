@@ -29,7 +29,7 @@ mod header;
 mod read;
 mod spec;
 
-pub use encode::{encode, write};
+pub use encode::{encode, file_bytes, write};
 pub use header::{Damage, Header};
 pub use read::{Failure, read_header, read_range};
 pub use spec::{ArraySpec, Spec, SpecError};

@@ -8,7 +8,7 @@ use std::{
 
 use kvcache_disk::{
     files::{Files, Handle, Open, OsFiles, Stat},
-    record::{Damage, Failure, Header, PAYLOAD_ALIGNMENT, encode, read_header, read_range},
+    record::{Damage, Failure, Header, PAYLOAD_ALIGNMENT, encode, file_bytes, read_header, read_range},
 };
 use proptest::prelude::*;
 
@@ -59,6 +59,7 @@ impl Handle for Memory {
 fn bytes(record: &Record) -> Vec<u8> {
     let mut bytes = encode(&record.spec, &record.slices()).unwrap();
     bytes.extend(record.arrays.iter().flatten());
+    assert_eq!(bytes.len() as u64, file_bytes(&record.spec).unwrap());
     bytes
 }
 
