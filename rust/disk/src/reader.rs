@@ -126,8 +126,8 @@ struct Jobs<D> {
     /// Records after this one are of no use.
     first_failure: AtomicUsize,
     abandoned: AtomicBool,
-    /// Until the last thread has ended.
-    _hold: Hold,
+    /// Until all are read, or, where that is late, until the last thread has ended.
+    hold: Mutex<Option<Hold>>,
 }
 
 impl Reader {
@@ -153,7 +153,7 @@ impl Reader {
             folder: Arc::clone(&self.folder),
             first_failure: AtomicUsize::new(usize::MAX),
             abandoned: AtomicBool::new(false),
-            _hold: self.folder.hold(&names),
+            hold: Mutex::new(Some(self.folder.hold(&names))),
         });
         let (sender, receiver) = mpsc::channel();
         for _ in 0..self.threads.min(outcomes.len()) {
@@ -167,10 +167,15 @@ impl Reader {
             let _ = thread::Builder::new().name("kvcache-read".into()).spawn(work);
         }
         drop(sender);
-        for _ in 0..outcomes.len() {
+        let mut pending = outcomes.len();
+        while pending > 0 {
             let left = end.saturating_duration_since(Instant::now());
             let Ok((index, outcome)) = receiver.recv_timeout(left) else { break };
             outcomes[index] = outcome;
+            pending -= 1;
+        }
+        if pending == 0 {
+            jobs.hold.lock().unwrap_or_else(PoisonError::into_inner).take();
         }
         jobs.abandoned.store(true, Ordering::Relaxed);
         self.count(&outcomes, began.elapsed());

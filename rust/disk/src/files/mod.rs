@@ -76,6 +76,8 @@ pub trait Handle: Send + Sync {
     fn read_at(&self, buffers: &mut [IoSliceMut<'_>], offset: u64) -> io::Result<usize>;
     /// Writes `buffers` in order at `offset`.
     fn write_at(&self, buffers: &[IoSlice<'_>], offset: u64) -> io::Result<usize>;
+    /// Says that these bytes are read soon. A hint: it waits for nothing, and nobody minds if it does nothing.
+    fn will_read(&self, offset: u64, bytes: u64);
     /// What it is.
     fn stat(&self) -> io::Result<Stat>;
     /// Waits until the data are on the device.

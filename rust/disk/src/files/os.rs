@@ -97,6 +97,13 @@ impl Handle for File {
         Ok(rustix::io::pwritev(self, &buffers[..count], offset)?)
     }
 
+    fn will_read(&self, offset: u64, bytes: u64) {
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        let _ = rustix::fs::fadvise(self, offset, bytes.try_into().ok(), rustix::fs::Advice::WillNeed);
+        #[cfg(target_vendor = "apple")]
+        let _ = rustix::fs::fcntl_rdadvise(self, offset, bytes);
+    }
+
     fn stat(&self) -> io::Result<Stat> {
         self.metadata().map(|metadata| stat(&metadata))
     }

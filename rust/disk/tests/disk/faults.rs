@@ -295,6 +295,10 @@ impl Handle for FaultyHandle {
         }
     }
 
+    fn will_read(&self, offset: u64, bytes: u64) {
+        self.inner.will_read(offset, bytes);
+    }
+
     fn stat(&self) -> io::Result<Stat> {
         self.files.call(Op::HandleStat)?;
         self.inner.stat()

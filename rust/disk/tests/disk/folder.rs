@@ -288,6 +288,23 @@ fn a_damaged_ledger_is_counted_again() {
 }
 
 #[test]
+fn a_file_of_another_length_is_replaced() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = plain(root.path(), LEDGER + 3 * RECORD);
+    let record = path(1).remove(0);
+    for bytes in [0, 1, 16 * 1024, RECORD - 1, RECORD + 1] {
+        fs::create_dir_all(root.path().join(record.spec.name.path()).parent().unwrap()).unwrap();
+        fs::write(root.path().join(record.spec.name.path()), vec![0; bytes as usize]).unwrap();
+        if bytes % 2 == 0 {
+            folder.rescan().unwrap();
+        }
+        put(&folder, &record);
+        assert!(reads(&folder, &record));
+        folder.check().unwrap();
+    }
+}
+
+#[test]
 fn links_are_not_followed() {
     let (root, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let folder = plain(root.path(), 1 << 20);

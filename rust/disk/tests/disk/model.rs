@@ -27,6 +27,7 @@ const DEPTH: usize = 4;
 /// Of each path: its segments, one that was split off in the middle, and a checkpoint.
 const FAMILY: usize = DEPTH + 2;
 const LEDGER: u64 = 4096;
+const HEADER: usize = 16 * 1024;
 
 /// Everything that can ever be stored.
 static UNIVERSE: LazyLock<Vec<Record>> = LazyLock::new(|| {
@@ -49,12 +50,7 @@ fn parent(record: usize) -> Option<usize> {
 }
 
 fn size(record: usize) -> u64 {
-    16 * 1024 + UNIVERSE[record].arrays.iter().map(|array| array.len() as u64).sum::<u64>()
-}
-
-/// Whether only the header tells where the record hangs: heads, and what was split off.
-fn hangs_by_header(record: usize) -> bool {
-    [0, DEPTH].contains(&(record % FAMILY))
+    HEADER as u64 + UNIVERSE[record].arrays.iter().map(|array| array.len() as u64).sum::<u64>()
 }
 
 #[derive(Clone, Debug)]
@@ -91,12 +87,9 @@ pub(crate) enum Step {
         who: usize,
         record: usize,
     },
-    /// Somebody flips a bit of the file, cuts it, or deletes it.
+    /// Somebody flips a bit of the payload, or deletes the file. (An eviction that reads a damaged header
+    /// removes the record; the dictionary does not know when one does.)
     Flip {
-        record: usize,
-        at: usize,
-    },
-    Cut {
         record: usize,
         at: usize,
     },
@@ -119,7 +112,6 @@ pub(crate) fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (who, 0..100_u64).prop_map(|(who, percent)| Step::Evict { who, percent }),
         1 => both.prop_map(|(who, record)| Step::Remove { who, record }),
         1 => (record.clone(), any::<usize>()).prop_map(|(record, at)| Step::Flip { record, at }),
-        1 => (record.clone(), any::<usize>()).prop_map(|(record, at)| Step::Cut { record, at }),
         1 => record.prop_map(|record| Step::Delete { record }),
     ];
     prop::collection::vec(step, 1..60)
@@ -386,18 +378,10 @@ impl World {
                 ensure!(removed == expected, "removed {removed} of {record}");
                 self.rescan();
             }
-            // A header tells an eviction where a record hangs, unless its name does: one that is damaged goes
-            // then and there. When that is, the dictionary does not know; so there only the payload suffers.
             Step::Flip { record, at } => self.damage(record, |bytes| {
-                let header = if hangs_by_header(record) { bytes.len().min(16 * 1024) } else { 0 };
-                let at = header + at % (bytes.len() - header).max(1);
+                let at = HEADER + at % (bytes.len() - HEADER);
                 bytes[at] ^= 1 << (at % 8);
             }),
-            Step::Cut { record, .. } if hangs_by_header(record) => {}
-            Step::Cut { record, at } => {
-                self.damage(record, |bytes| bytes.truncate(at % bytes.len().max(1)));
-                self.rescan();
-            }
             Step::Delete { record } => {
                 if self.model.kept.remove(&record).is_some() {
                     fs::remove_file(self.file(record)).map_err(|error| error.to_string())?;

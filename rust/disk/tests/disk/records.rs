@@ -37,6 +37,8 @@ impl Handle for Memory {
         unreachable!("records are read only")
     }
 
+    fn will_read(&self, _: u64, _: u64) {}
+
     fn stat(&self) -> std::io::Result<Stat> {
         let bytes = self.0.lock().unwrap().len() as u64;
         let modified = std::time::Duration::ZERO;
