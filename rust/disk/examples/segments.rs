@@ -5,7 +5,10 @@
 //! $ cargo run --release -p kvcache-disk --example segments -- FOLDER [SEGMENTS [THREADS]]
 //! ```
 //!
-//! "Cold" means dropped from the page cache before (`posix_fadvise`, on Linux; elsewhere all reads are warm).
+//! With 0 segments it only scans the folder. "Cold" means dropped from the page cache before (`posix_fadvise`, on Linux; elsewhere all reads are warm).
+
+// Figures for people.
+#![allow(clippy::cast_precision_loss)]
 
 use std::{
     fs::File,
@@ -93,15 +96,49 @@ fn plain_parallel(files: &[PathBuf], threads: usize) {
     });
 }
 
+/// One path of segments, and where it is stored.
+struct Bench {
+    root: PathBuf,
+    folder: Arc<Folder>,
+    specs: Vec<Spec>,
+    payload: Arc<Vec<Vec<u8>>>,
+}
+
+/// Bytes of an array of a segment.
+const ARRAY_BYTES: usize = HEADS * TOKENS * WIDTH * 2;
+
+fn open(root: &Path) -> Arc<Folder> {
+    let settings = Settings { root: root.to_path_buf(), max_bytes: 1 << 40, reserve: 0, durable: false };
+    let folder = Folder::open(settings, Arc::new(OsFiles), Arc::new(SystemClock));
+    assert!(folder.wait_ready(Duration::from_secs(600)));
+    folder
+}
+
 fn main() {
     let mut arguments = std::env::args().skip(1);
     let root = PathBuf::from(arguments.next().expect("usage: segments FOLDER [SEGMENTS [THREADS]]"));
     let mut number = |default| arguments.next().map_or(default, |text| text.parse().expect("a number"));
     let (segments, threads) = (number(16), number(4));
-    let settings = Settings { root: root.clone(), max_bytes: 1 << 40, reserve: 0, durable: false };
-    let folder = Folder::open(settings, Arc::new(OsFiles), Arc::new(SystemClock));
-    assert!(folder.wait_ready(Duration::from_secs(60)));
+    if segments == 0 {
+        let (scan, used) = timed(|| println!("{} records", open(&root).stats().records));
+        println!("scan: {:.1} ms, {:.1} ms CPU", scan * 1e3, used * 1e3);
+        return;
+    }
+    let bench = Bench {
+        folder: open(&root),
+        root,
+        specs: specs(segments),
+        payload: Arc::new(
+            (0..ARRAYS).map(|a| (0..ARRAY_BYTES).map(|i| ((i * 31) ^ (a * 7)) as u8).collect()).collect(),
+        ),
+    };
+    bench.folder.clear().expect("an empty folder");
+    bench.put();
+    bench.get(threads);
+    bench.folder.clear().expect("an empty folder");
+}
 
+fn specs(segments: usize) -> Vec<Spec> {
     let identity = Identity {
         namespace: "bench".into(),
         layout: "bench".into(),
@@ -110,64 +147,62 @@ fn main() {
         segment_tokens: TOKENS as u32,
     };
     let namer = Namer::new(identity, None);
-    let tokens: Vec<u32> = (0..(segments * TOKENS) as u32).map(|i| i * 31 % 150_000).collect();
-    let cuts: Vec<usize> = (0..=segments).map(|i| i * TOKENS).collect();
-    let hashes = namer.hashes(&tokens, &[], &cuts).expect("names");
+    let tokens: Vec<u32> = (0..131_072).map(|i| i * 31 % 150_000).collect();
+    let cuts: Vec<usize> = (0..=128).map(|i| i * TOKENS).collect();
     let (wall, _) = timed(|| (0..100).for_each(|_| drop(namer.hashes(&tokens, &[], &cuts))));
     println!("names of {} tokens, {} boundaries: {:.0} µs", tokens.len(), cuts.len(), wall * 1e4);
 
-    let bytes = HEADS * TOKENS * WIDTH * 2;
-    let payload = Arc::new(
-        (0..ARRAYS)
-            .map(|a| (0..bytes).map(|i| ((i * 31) ^ (a * 7)) as u8).collect())
-            .collect::<Vec<Vec<u8>>>(),
-    );
-    let total = (segments * ARRAYS * bytes) as f64;
+    let hashes = namer.hashes(&tokens, &[], &cuts).expect("names");
+    let name = |index: usize| namer.name(Kind::Segment, hashes[index], TOKENS as u32, hashes[index + 1]);
+    let array = |array: usize| ArraySpec {
+        name: format!("layers.{}.{}", array / 2, ["keys", "values"][array % 2]),
+        dtype: Dtype::BF16,
+        shape: vec![1, HEADS, TOKENS, WIDTH],
+        token_axis: Some(2),
+    };
     let spec = |index: usize| Spec {
-        name: namer.name(Kind::Segment, hashes[index], TOKENS as u32, hashes[index + 1]),
+        name: name(index),
         identity: Arc::clone(namer.identity()),
         start: cuts[index],
         tokens: tokens[cuts[index]..cuts[index + 1]].to_vec(),
         media: Vec::new(),
-        parent: (index > 0)
-            .then(|| namer.name(Kind::Segment, hashes[index - 1], TOKENS as u32, hashes[index])),
+        parent: (index > 0).then(|| name(index - 1)),
         meta: String::new(),
-        arrays: (0..ARRAYS)
-            .map(|array| ArraySpec {
-                name: format!("layers.{}.{}", array / 2, ["keys", "values"][array % 2]),
-                dtype: Dtype::BF16,
-                shape: vec![1, HEADS, TOKENS, WIDTH],
-                token_axis: Some(2),
-            })
-            .collect(),
+        arrays: (0..ARRAYS).map(array).collect(),
     };
-    folder.clear().expect("an empty folder");
-    let writer = Writer::new(Arc::clone(&folder), 1 << 40);
-    let specs: Vec<Spec> = (0..segments).map(spec).collect();
-    let mut submitting = 0.0;
-    let (wall, used) = timed(|| {
-        (submitting, _) = timed(|| {
-            for spec in &specs {
-                let submitted = writer.submit(spec.clone(), Box::new(Shared(Arc::clone(&payload))));
-                assert!(matches!(submitted, Ok(Submitted::Queued)));
-            }
-        });
-        assert!(writer.flush(Duration::from_secs(600)));
-    });
-    let each = 1e3 / segments as f64;
-    println!("submit: {:.1} µs of the calling thread a segment", submitting * 1e3 * each);
-    println!(
-        "put: {:.1} ms CPU, {:.1} ms a segment, {:.2} GB/s",
-        used * each,
-        wall * each,
-        total / wall / 1e9
-    );
-    let written = folder.stats().written_bytes as f64 / total;
-    println!("bytes on disk / payload: {written:.4}");
+    (0..segments.min(128)).map(spec).collect()
+}
 
-    let files: Vec<PathBuf> = specs.iter().map(|spec| root.join(spec.name.path())).collect();
-    let reader = Reader::new(Arc::clone(&folder), threads);
-    let wants = |from: usize| -> Vec<Want<Joined>> {
+impl Bench {
+    fn total(&self) -> f64 {
+        (self.specs.len() * ARRAYS * ARRAY_BYTES) as f64
+    }
+
+    /// Milliseconds a segment.
+    fn each(&self, seconds: f64) -> f64 {
+        seconds * 1e3 / self.specs.len() as f64
+    }
+
+    fn put(&self) {
+        let writer = Writer::new(Arc::clone(&self.folder), 1 << 40);
+        let specs = self.specs.clone();
+        let mut submitting = 0.0;
+        let (wall, used) = timed(|| {
+            (submitting, _) = timed(|| {
+                for spec in specs {
+                    let submitted = writer.submit(spec, Box::new(Shared(Arc::clone(&self.payload))));
+                    assert!(matches!(submitted, Ok(Submitted::Queued)));
+                }
+            });
+            assert!(writer.flush(Duration::from_secs(600)));
+        });
+        println!("submit: {:.1} µs of the calling thread a segment", self.each(submitting) * 1e3);
+        let rate = self.total() / wall / 1e9;
+        println!("put: {:.1} ms CPU, {:.1} ms a segment, {rate:.2} GB/s", self.each(used), self.each(wall));
+        println!("bytes on disk / payload: {:.4}", self.folder.stats().written_bytes as f64 / self.total());
+    }
+
+    fn wants(&self, from: usize) -> Vec<Want<Joined>> {
         let want = |spec: &Spec| Want {
             name: spec.name,
             identity: Arc::clone(&spec.identity),
@@ -175,61 +210,51 @@ fn main() {
             tokens: spec.tokens[from..].to_vec(),
             media: Vec::new(),
             // Written to once, so that what is measured is not the kernel's zeroing of new pages.
-            destination: Joined(vec![vec![1; bytes / TOKENS * (TOKENS - from)]; ARRAYS]),
+            destination: Joined(vec![vec![1; ARRAY_BYTES / TOKENS * (TOKENS - from)]; ARRAYS]),
         };
-        specs.iter().map(want).collect()
-    };
-    let read = |wants| {
-        let outcomes = reader.read(wants, Duration::from_secs(600));
-        for outcome in &outcomes {
-            assert!(outcome.is_read(), "{}", outcome.reason());
-        }
-    };
-    // Alternating, so that both see the same neighbours; the best of each.
-    let mut best = [f64::MAX; 8];
-    let mut note = |index: usize, value: f64| best[index] = best[index].min(value);
-    for _ in 0..5 {
-        drop_from_page_cache(&files);
-        note(0, timed(|| plain(&files)).0);
-        drop_from_page_cache(&files);
-        note(1, timed(|| plain_parallel(&files, threads)).0);
-        let all = wants(0);
-        drop_from_page_cache(&files);
-        let (wall, used) = timed(|| read(all));
-        note(2, wall);
-        note(3, used);
-        let all = wants(0);
-        let (wall, used) = timed(|| read(all));
-        note(4, wall);
-        note(5, used);
-        note(6, timed(|| plain(&files)).0);
-        let part = wants(100);
-        note(7, timed(|| read(part)).1);
+        self.specs.iter().map(want).collect()
     }
-    let rate = |wall: f64| total / wall / 1e9;
-    println!(
-        "plain sequential read, cold: {:.2} GB/s; by {threads} threads {:.2}",
-        rate(best[0]),
-        rate(best[1])
-    );
-    println!("get, cold: {:.2} GB/s, {:.1} ms CPU a segment", rate(best[2]), best[3] * each);
-    println!("get / plain, cold: {:.2}; / by {threads} threads: {:.2}", best[0] / best[2], best[1] / best[2]);
-    println!(
-        "get, warm: {:.2} GB/s, {:.1} ms CPU a segment; plain {:.2}",
-        rate(best[4]),
-        best[5] * each,
-        rate(best[6])
-    );
-    println!("get of tokens 100 to 1,024, warm: {:.1} ms CPU a segment", best[7] * each);
-    if let Some(scan) = scan(&root) {
-        println!("scan: {scan:.1} ms for {segments} records");
-    }
-    folder.clear().expect("an empty folder");
-}
 
-fn scan(root: &Path) -> Option<f64> {
-    let settings = Settings { root: root.to_path_buf(), max_bytes: 1 << 40, reserve: 0, durable: false };
-    let began = Instant::now();
-    let folder = Folder::open(settings, Arc::new(OsFiles), Arc::new(SystemClock));
-    folder.wait_ready(Duration::from_secs(600)).then(|| began.elapsed().as_secs_f64() * 1e3)
+    fn get(&self, threads: usize) {
+        let files: Vec<PathBuf> = self.specs.iter().map(|spec| self.root.join(spec.name.path())).collect();
+        let reader = Reader::new(Arc::clone(&self.folder), threads);
+        let read = |wants| {
+            for outcome in &reader.read(wants, Duration::from_secs(600)) {
+                assert!(outcome.is_read(), "{}", outcome.reason());
+            }
+        };
+        // Alternating, so that both see the same neighbours; the best of each.
+        let mut best = [f64::MAX; 8];
+        let mut note = |index: usize, value: f64| best[index] = best[index].min(value);
+        for _ in 0..7 {
+            drop_from_page_cache(&files);
+            note(0, timed(|| plain(&files)).0);
+            drop_from_page_cache(&files);
+            note(1, timed(|| plain_parallel(&files, threads)).0);
+            let wants = self.wants(0);
+            drop_from_page_cache(&files);
+            let (wall, used) = timed(|| read(wants));
+            note(2, wall);
+            note(3, used);
+            let wants = self.wants(0);
+            let (wall, used) = timed(|| read(wants));
+            note(4, wall);
+            note(5, used);
+            note(6, timed(|| plain(&files)).0);
+            let wants = self.wants(100);
+            note(7, timed(|| read(wants)).1);
+        }
+        let rate = |wall: f64| self.total() / wall / 1e9;
+        let cpu = |used: f64| self.each(used);
+        println!("plain, cold: {:.2} GB/s; by {threads} threads {:.2}", rate(best[0]), rate(best[1]));
+        println!("get, cold: {:.2} GB/s, {:.1} ms CPU a segment", rate(best[2]), cpu(best[3]));
+        println!("get / plain, cold: {:.2}; / by {threads}: {:.2}", best[0] / best[2], best[1] / best[2]);
+        println!(
+            "get, warm: {:.2} GB/s, {:.1} ms CPU; plain {:.2}",
+            rate(best[4]),
+            cpu(best[5]),
+            rate(best[6])
+        );
+        println!("get of tokens 100 to 1,024, warm: {:.1} ms CPU a segment", cpu(best[7]));
+    }
 }

@@ -247,7 +247,13 @@ impl<D: Destination> Jobs<D> {
             Err(error) => return self.failed(&name, None, error.into()),
         };
         let identity = match handle.stat() {
-            Ok(stat) => stat.identity,
+            Ok(stat) => {
+                if want.tokens.len() * 2 > name.length as usize {
+                    // All at once: the disk does not rest while checksums are computed.
+                    handle.will_read(0, stat.bytes);
+                }
+                stat.identity
+            }
             Err(error) => return self.failed(&name, None, error.into()),
         };
         let header = match read_header(&*handle) {

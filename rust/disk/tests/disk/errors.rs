@@ -227,7 +227,7 @@ fn short_and_interrupted_calls_change_nothing() {
     }
 }
 
-fn io_error(put: Result<Put, Refusal>) -> bool {
+fn io_error(put: &Result<Put, Refusal>) -> bool {
     matches!(put, Err(Refusal::Io(_)))
 }
 
@@ -245,7 +245,7 @@ fn a_full_volume_evicts_as_much_as_it_needs_and_pauses() {
     files.plan(full);
     let before = folder.stats().records;
     let [a, b, ..] = &paths[2][..] else { unreachable!() };
-    assert!(io_error(folder.put(&a.spec, &a.slices())));
+    assert!(io_error(&folder.put(&a.spec, &a.slices())));
     assert!(folder.stats().records + 2 >= before, "{:?}", folder.stats());
     assert!(matches!(folder.put(&a.spec, &a.slices()), Err(Refusal::Paused)));
     files.resume();
@@ -270,7 +270,7 @@ fn three_errors_of_the_device_make_it_read_only() {
     folder.put(&second.spec, &second.slices()).unwrap();
     files.plan(Plan { only: Some(Op::Rename), ..broken });
     for _ in 0..3 {
-        assert!(io_error(folder.put(&paths[2][0].spec, &paths[2][0].slices())));
+        assert!(io_error(&folder.put(&paths[2][0].spec, &paths[2][0].slices())));
     }
     files.resume();
     clock.advance(Duration::from_secs(3600));

@@ -47,7 +47,7 @@ fn operate() {
                             assert_eq!(destination, record.part(10, 90));
                         }
                         other => {
-                            assert!(["missing", "skipped"].contains(&other.reason()), "{}", other.reason())
+                            assert!(["missing", "skipped"].contains(&other.reason()), "{}", other.reason());
                         }
                     }
                 }

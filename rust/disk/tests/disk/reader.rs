@@ -135,6 +135,8 @@ fn swapped_renamed_and_foreign_files_are_misses() {
     assert!(!reads(&folder, &path[0]), "a folder is no record");
 }
 
+type Break = fn(&mut Want<Vec<Vec<u8>>>);
+
 #[test]
 fn other_tokens_and_other_media_are_refused() {
     let root = tempfile::tempdir().unwrap();
@@ -143,7 +145,6 @@ fn other_tokens_and_other_media_are_refused() {
     let mut record = chain(&namer("m"), &tokens(1, 300), &[300]).remove(0);
     let media = |digest| Media { start: 100, length: 50, digest: Digest([digest; 32]) };
     record.spec.media = vec![media(1)];
-    type Break = fn(&mut Want<Vec<Vec<u8>>>);
     let breaks: [Break; 6] = [
         |want| want.tokens[7] += 1,
         |want| want.start += 1,

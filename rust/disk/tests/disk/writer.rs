@@ -30,7 +30,7 @@ fn submit(writer: &Writer, record: &Record) -> Result<Submitted, Refusal> {
     writer.submit(record.spec.clone(), Box::new(record.arrays.clone()))
 }
 
-fn is_queued(submitted: Result<Submitted, Refusal>) -> bool {
+fn is_queued(submitted: &Result<Submitted, Refusal>) -> bool {
     matches!(submitted, Ok(Submitted::Queued))
 }
 
@@ -42,7 +42,7 @@ fn what_is_submitted_is_on_disk_after_a_flush_and_written_once() {
     let mut path = path(1);
     path.push(checkpoint(&path[4]));
     for record in &path {
-        assert!(is_queued(submit(&writer, record)));
+        assert!(is_queued(&submit(&writer, record)));
         assert!(matches!(submit(&writer, record), Ok(Submitted::Duplicate)));
     }
     assert!(writer.flush(PATIENCE));
@@ -70,11 +70,11 @@ fn stalled() -> (tempfile::TempDir, Arc<Faults>, Arc<kvcache_disk::folder::Folde
     let writer = Writer::new(Arc::clone(&folder), 3 * PAYLOAD);
     files.plan(Plan { stall: Some(Op::Touch), ..Plan::default() });
     let path = path(1);
-    assert!(is_queued(submit(&writer, &path[0])));
+    assert!(is_queued(&submit(&writer, &path[0])));
     while writer.cancel(&path[0].spec.name) != Cancelled::Writing {
         if !writer.is_pending(&path[0].spec.name) {
             // Given up before its turn came: once more.
-            assert!(is_queued(submit(&writer, &path[0])));
+            assert!(is_queued(&submit(&writer, &path[0])));
         }
         thread::yield_now();
     }
@@ -85,8 +85,8 @@ fn stalled() -> (tempfile::TempDir, Arc<Faults>, Arc<kvcache_disk::folder::Folde
 #[test]
 fn a_full_queue_refuses_everything_below_and_never_waits() {
     let (_root, files, folder, writer, path) = stalled();
-    assert!(is_queued(submit(&writer, &path[1])));
-    assert!(is_queued(submit(&writer, &path[2])));
+    assert!(is_queued(&submit(&writer, &path[1])));
+    assert!(is_queued(&submit(&writer, &path[2])));
     assert!(matches!(submit(&writer, &path[3]), Err(Refusal::QueueFull)));
     assert!(matches!(submit(&writer, &path[4]), Err(Refusal::Parent)));
     assert_eq!(writer.pending_bytes(), 3 * PAYLOAD);
@@ -98,7 +98,7 @@ fn a_full_queue_refuses_everything_below_and_never_waits() {
     let stats = folder.stats();
     assert_eq!((stats.refused_by_reason["queue_full"], stats.refused_by_reason["parent_missing"]), (1, 1));
     for record in &path[3..] {
-        assert!(is_queued(submit(&writer, record)), "a later store fills in");
+        assert!(is_queued(&submit(&writer, record)), "a later store fills in");
     }
     assert!(writer.flush(PATIENCE));
     assert!(reads(&folder, &path[4]));
@@ -115,12 +115,12 @@ fn a_record_larger_than_the_queue_is_refused() {
 fn a_cancelled_record_takes_those_below_with_it() {
     let (_root, files, folder, writer, path) = stalled();
     let other = chain(&namer("m"), &tokens(2, 32), &[32]).remove(0);
-    assert!(is_queued(submit(&writer, &path[1])));
-    assert!(is_queued(submit(&writer, &path[2])));
+    assert!(is_queued(&submit(&writer, &path[1])));
+    assert!(is_queued(&submit(&writer, &path[2])));
     assert_eq!(writer.cancel(&path[1].spec.name), Cancelled::Removed);
     assert_eq!(writer.cancel(&path[2].spec.name), Cancelled::Absent);
     assert_eq!(writer.pending_bytes(), PAYLOAD);
-    assert!(is_queued(submit(&writer, &other)));
+    assert!(is_queued(&submit(&writer, &other)));
     files.resume();
     assert!(writer.flush(PATIENCE));
     assert!(reads(&folder, &path[0]) && reads(&folder, &other) && !reads(&folder, &path[1]));
@@ -148,7 +148,7 @@ fn closing_gives_up_what_a_stalled_disk_keeps_and_drops_every_source_once() {
     let drops = Arc::new(AtomicUsize::new(0));
     for record in &path[1..3] {
         let source = Box::new(Loud(record.arrays.clone(), Arc::clone(&drops)));
-        assert!(is_queued(writer.submit(record.spec.clone(), source)));
+        assert!(is_queued(&writer.submit(record.spec.clone(), source)));
     }
     let refused = Box::new(Loud(path[3].arrays.clone(), Arc::clone(&drops)));
     assert!(writer.submit(path[3].spec.clone(), refused).is_err());
@@ -177,15 +177,15 @@ fn sources_are_dropped_once_written_and_may_panic() {
     let writer = Writer::new(Arc::clone(&folder), 1 << 20);
     let path = path(1);
     let drops = Arc::new(AtomicUsize::new(0));
-    assert!(is_queued(writer.submit(path[0].spec.clone(), Box::new(Bad))));
+    assert!(is_queued(&writer.submit(path[0].spec.clone(), Box::new(Bad))));
     assert!(writer.flush(PATIENCE));
     assert!(is_queued(
-        writer.submit(path[0].spec.clone(), Box::new(Loud(path[0].arrays.clone(), Arc::clone(&drops))))
+        &writer.submit(path[0].spec.clone(), Box::new(Loud(path[0].arrays.clone(), Arc::clone(&drops))))
     ));
     assert!(writer.flush(PATIENCE));
     assert_eq!(drops.load(Ordering::Relaxed), 1);
     let wrong = vec![vec![0_u8; 3]; 2];
-    assert!(is_queued(writer.submit(path[1].spec.clone(), Box::new(wrong))));
+    assert!(is_queued(&writer.submit(path[1].spec.clone(), Box::new(wrong))));
     assert!(writer.flush(PATIENCE));
     let finished = writer.take_finished();
     assert!(matches!(finished[0].1, Err(Refusal::Invalid(_))));
@@ -233,7 +233,7 @@ fn a_durable_folder_syncs_files_and_each_folder_once_a_batch() {
     files.plan(Plan { stall: Some(Op::Touch), ..Plan::default() });
     let path = path(1);
     for record in &path {
-        assert!(is_queued(submit(&writer, record)));
+        assert!(is_queued(&submit(&writer, record)));
     }
     files.resume();
     assert!(writer.flush(PATIENCE));
