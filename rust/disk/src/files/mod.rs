@@ -1,6 +1,7 @@
 //! The file operations that this crate uses, as a trait: tests put faults between it and the disk.
 
 use std::{
+    ffi::OsString,
     io::{self, IoSlice, IoSliceMut},
     path::Path,
     time::Duration,
@@ -51,8 +52,8 @@ pub trait Files: Send + Sync {
     fn open(&self, path: &Path, how: Open) -> io::Result<Box<dyn Handle>>;
     /// What is at `path` itself, links not followed.
     fn stat(&self, path: &Path) -> io::Result<Stat>;
-    /// Names in a folder, in any order; without `.` and `..`. Names that are not UTF-8 are left out.
-    fn list(&self, path: &Path) -> io::Result<Vec<String>>;
+    /// Names in a folder, in any order; without `.` and `..`.
+    fn list(&self, path: &Path) -> io::Result<Vec<OsString>>;
     /// Makes one folder of mode 0700.
     fn make_folder(&self, path: &Path) -> io::Result<()>;
     /// Sets permission bits.

@@ -1,6 +1,7 @@
 //! The operating system's files: std, and rustix where std has no call.
 
 use std::{
+    ffi::OsString,
     fs::{self, DirBuilder, File, OpenOptions, Permissions},
     io::{self, IoSlice, IoSliceMut},
     os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt},
@@ -34,10 +35,8 @@ impl Files for OsFiles {
         fs::symlink_metadata(path).map(|metadata| stat(&metadata))
     }
 
-    fn list(&self, path: &Path) -> io::Result<Vec<String>> {
-        fs::read_dir(path)?
-            .filter_map(|entry| entry.map(|entry| entry.file_name().into_string().ok()).transpose())
-            .collect()
+    fn list(&self, path: &Path) -> io::Result<Vec<OsString>> {
+        fs::read_dir(path)?.map(|entry| entry.map(|entry| entry.file_name())).collect()
     }
 
     fn make_folder(&self, path: &Path) -> io::Result<()> {

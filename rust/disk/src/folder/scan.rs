@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashSet,
+    ffi::OsString,
     io::{self, ErrorKind},
     path::{Path, PathBuf},
 };
@@ -68,7 +69,8 @@ impl Found {
         }
         for file in names {
             let at = path.join(&file);
-            match (Name::parse(space, layout, &format!("{hash}/{file}")), missing(files.stat(&at))?) {
+            let tail = format!("{hash}/{}", file.to_str().unwrap_or_default());
+            match (Name::parse(space, layout, &tail), missing(files.stat(&at))?) {
                 (_, None) => {}
                 (Some(name), Some(stat)) if stat.is_file => {
                     self.count(&stat);
@@ -94,7 +96,7 @@ fn digests(
     let mut digests = Vec::new();
     for name in missing(files.list(path))?.unwrap_or_default() {
         let at = path.join(&name);
-        match name.parse() {
+        match name.to_str().unwrap_or_default().parse() {
             Ok(digest) if missing(files.stat(&at))?.is_some_and(|stat| stat.is_folder) => {
                 digests.push((digest, at));
             }
@@ -118,6 +120,7 @@ impl Locked<'_> {
         let alive = self.alive(&names)?;
         for name in &names {
             let path = root.join(name);
+            let name = name.to_str().unwrap_or_default();
             if let Some(rest) = name.strip_prefix(TEMPORARY) {
                 let id = rest.split_once('-').and_then(|(id, _)| u64::from_str_radix(id, 16).ok());
                 if id.is_some_and(|id| alive.contains(&id)) {
@@ -151,17 +154,17 @@ impl Locked<'_> {
     }
 
     /// The processes that use the folder. Owner files of others, which no lock protects, are removed.
-    fn alive(&self, names: &[String]) -> io::Result<HashSet<u64>> {
+    fn alive(&self, names: &[OsString]) -> io::Result<HashSet<u64>> {
         let files = &*self.folder.files;
         let mut alive = HashSet::from([self.root.id]);
         for name in names {
-            let Some(rest) = name.strip_prefix(OWNER) else { continue };
+            let Some(rest) = name.to_str().and_then(|name| name.strip_prefix(OWNER)) else { continue };
             let id = rest.rsplit_once('-').and_then(|(_, id)| u64::from_str_radix(id, 16).ok());
             let path = self.folder.path(name);
             match id {
                 Some(id) if id == self.root.id => {}
                 Some(id) => {
-                    let Some(handle) = missing(files.open(&path, Open::Read))? else { continue };
+                    let Some(handle) = missing(files.open(&path, Open::Shared))? else { continue };
                     if handle.lock(false)? {
                         let _ = files.unlink(&path);
                     } else {

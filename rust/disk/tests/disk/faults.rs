@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    ffi::OsString,
     fs::File,
     io::{self, IoSlice, IoSliceMut, Write},
     path::{Path, PathBuf},
@@ -210,7 +211,7 @@ impl Files for Faults {
         OsFiles.stat(path)
     }
 
-    fn list(&self, path: &Path) -> io::Result<Vec<String>> {
+    fn list(&self, path: &Path) -> io::Result<Vec<OsString>> {
         self.call(Op::List)?;
         OsFiles.list(path)
     }
