@@ -6,7 +6,7 @@
 //! split, the parent ends later; its hash is in the header. O(log n) each.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap, HashSet},
     sync::Arc,
     time::Duration,
 };
@@ -53,6 +53,8 @@ pub(crate) struct Index {
     below: HashMap<Digest, usize>,
     /// What may be evicted, oldest first.
     leaves: BTreeSet<(Duration, Arc<Name>)>,
+    /// Layouts in which a scan found records whose headers were not read.
+    unread: HashSet<(Digest, Digest)>,
     bytes: u64,
 }
 
@@ -166,25 +168,36 @@ impl Index {
         chosen.or_else(|| if round() { any() } else { None }).cloned()
     }
 
-    /// Records of a layout whose parent neither name nor header has told yet.
-    pub(crate) fn unlinked(&self, space: Digest, layout: Digest) -> Vec<Name> {
-        let unknown = |name: &Name, entry: &Entry| {
-            (name.space, name.layout, name.kind) == (space, layout, Kind::Segment)
-                && entry.parent == Parent::Unread
-                && !self.ends.contains_key(&name.start)
-        };
-        self.entries.iter().filter(|(name, entry)| unknown(name, entry)).map(|(name, _)| **name).collect()
+    /// Records of a layout whose parent neither name nor header has told yet; once after each scan.
+    pub(crate) fn unlinked(&mut self, space: Digest, layout: Digest) -> Vec<Name> {
+        if !self.unread.remove(&(space, layout)) {
+            return Vec::new();
+        }
+        let mut unlinked = Vec::new();
+        for (name, entry) in &mut self.entries {
+            if (name.space, name.layout) == (space, layout) && entry.parent == Parent::Unread {
+                if name.kind == Kind::Segment && !self.ends.contains_key(&name.start) {
+                    unlinked.push(**name);
+                } else {
+                    // The same link as before, and certain.
+                    entry.parent = Parent::Absent;
+                }
+            }
+        }
+        unlinked
     }
 
     /// Takes over what a scan found; what it did not find is gone. Headers that were read stay known.
     pub(crate) fn replace(&mut self, found: Vec<(Name, Entry)>) {
         let mut fresh = Self { holds: std::mem::take(&mut self.holds), ..Self::default() };
         for (name, mut entry) in found {
-            if let Some(known) = self.entries.get(&name) {
-                entry.parent = known.parent;
+            match self.entries.get(&name) {
+                Some(known) => entry.parent = known.parent,
+                None => drop(fresh.unread.insert((name.space, name.layout))),
             }
             fresh.insert(name, entry);
         }
+        fresh.unread.extend(&self.unread);
         *self = fresh;
     }
 
@@ -271,8 +284,7 @@ mod tests {
     fn a_split_child_hangs_where_its_header_says() {
         let mut index = Index::default();
         let (parent, child) = (name(1, 9, Kind::Segment), name(5, 6, Kind::Segment));
-        index.insert(parent, entry(1));
-        index.insert(child, entry(2));
+        index.replace(vec![(parent, entry(1)), (child, entry(2))]);
         assert_eq!(index.unlinked(Digest([0; 32]), Digest([0; 32])).len(), 2);
         index.update(&parent, |entry| entry.parent = Parent::Absent);
         index.update(&child, |entry| entry.parent = Parent::Ends(parent.end));

@@ -162,7 +162,8 @@ impl Locked<'_> {
     }
 
     /// Evicts, oldest first, until `bytes` fit below the limit and, if asked, above the reserve. Where all
-    /// that may go would not be enough, nothing goes.
+    /// that may go would not be enough, nothing goes; and no more goes for the reserve than it lacked at first,
+    /// since on some volumes (snapshots) nothing comes back.
     pub(super) fn make_room(
         &mut self,
         bytes: u64,
@@ -175,6 +176,7 @@ impl Locked<'_> {
         }
         let stale = self.root.scanned.is_none_or(|at| at + RESCAN <= self.folder.clock.now());
         let mut scanned = false;
+        let (mut lacked, mut freed) = (None, 0);
         loop {
             let claimed = self.ledger.claimed();
             let over = (self.ledger.stored + claimed + bytes).saturating_sub(settings.max_bytes);
@@ -187,6 +189,10 @@ impl Locked<'_> {
             if over == 0 && short == 0 {
                 return Ok(());
             }
+            if over == 0 && freed >= *lacked.get_or_insert(freed + short) {
+                return Err(Refusal::Reserve);
+            }
+            let before = self.ledger.stored;
             let unknown = self.root.known != self.ledger.published || self.folder.is_suspect();
             let enough = lock(&self.folder.index).free_bytes() >= over.max(short);
             if !scanned && (!enough || stale && unknown) {
@@ -200,6 +206,8 @@ impl Locked<'_> {
                 }
                 scanned = true;
                 self.scan()?;
+            } else {
+                freed += before.saturating_sub(self.ledger.stored);
             }
         }
     }
@@ -242,6 +250,9 @@ impl Locked<'_> {
                 // Somebody may have made it longer since it was counted.
                 let counted = lock(&self.folder.index).get(name).map_or(0, |entry| entry.bytes);
                 self.ledger.stored = self.ledger.stored.saturating_sub(bytes.min(counted));
+                if bytes != counted {
+                    self.folder.suspect();
+                }
                 true
             }
             Err(error) if error.kind() == ErrorKind::NotFound => {

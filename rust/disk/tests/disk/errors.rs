@@ -142,11 +142,11 @@ fn every_error_at_every_call() {
         Errno::XDEV,
         Errno::TIMEDOUT,
     ];
-    // By default every third call fails, in each of two ways; the long run has all combinations.
+    // By default every seventh call fails, in each of two ways; the long run has all combinations.
     let rounds = count(1, errors.len());
     // A call that says of what is there that it is not is a lie, not an error: nobody could count right.
     let lies = |at: usize, error| error == Errno::NOENT && matches!(all[at], Op::Stat | Op::List | Op::Open);
-    for at in (0..all.len()).step_by(count(3, 1)) {
+    for at in (0..all.len()).step_by(count(7, 1)) {
         for forever in [false, true] {
             for round in 0..rounds {
                 let error = errors[(at + round + usize::from(forever) * 7) % errors.len()];

@@ -248,6 +248,11 @@ fn the_reserve_is_kept_and_a_volume_that_others_fill_purges_nothing() {
     let b = path(2);
     assert!(matches!(folder.put(&b[0].spec, &b[0].slices()), Err(Refusal::Reserve)));
     assert_eq!(there(&folder, &a), [true; 3]);
+    // What is evicted does not come back, as with snapshots: no more goes than was lacking.
+    files.plan(Plan { available: Some(1_000_000), ..Plan::default() });
+    assert!(matches!(folder.put(&b[0].spec, &b[0].slices()), Err(Refusal::Reserve)));
+    assert_eq!(there(&folder, &a), [true, true, false]);
+    folder.check().unwrap();
 }
 
 #[test]
