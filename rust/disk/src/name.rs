@@ -10,6 +10,17 @@
 //! <namespace digest>/<layout digest>/<h(start)>/<length>-<h(end)>.cp.kv     a checkpoint after token `end`
 //! ```
 //!
+//! ```text
+//! field(x) = length of x in bytes as u64, x          all numbers little-endian
+//! H        = BLAKE3, keyed with derive_key("kvcache 2026 record names", secret) where there is a secret
+//! layout   = H(field("kvcache layout"), field(layout))
+//! space    = H(field("kvcache namespace"), field(namespace), rank u32, ranks u32)
+//! root     = H(field("kvcache prefix"), version u32, field(namespace), rank u32, ranks u32, layout,
+//!              segment_tokens u32)
+//! h(p)     = BLAKE3 keyed with root, of the tokens before p as u32; in front of the first token of a media
+//!            span 0xFFFFFFFF, its length as u64, its digest
+//! ```
+//!
 //! A name is never trusted alone: a reader compares header and tokens as well.
 
 use std::{fmt, path::PathBuf, sync::Arc};
@@ -22,6 +33,8 @@ pub const FORMAT_VERSION: u32 = 1;
 /// Token ids are below this; above it is the mark of a media span in the hashed stream.
 pub const TOKEN_LIMIT: u32 = 1 << 31;
 const MEDIA_MARK: u32 = u32::MAX;
+/// Bytes hashed at once.
+const BLOCK: usize = 16 * 1024;
 
 /// Everything besides tokens that decides whether KV may be reused.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -191,6 +204,8 @@ impl Namer {
         absorb(&mut root, identity.namespace.as_bytes());
         root.update(&identity.rank.to_le_bytes()).update(&identity.ranks.to_le_bytes());
         root.update(&layout.0).update(&identity.segment_tokens.to_le_bytes());
+        // As a key, and not in front of the tokens: so segments lie on the hash's own chunks, twice as fast.
+        let root = blake3::Hasher::new_keyed(&finish(&root).0);
         Self { identity: Arc::new(identity), space: finish(&space), layout, root }
     }
 
@@ -222,7 +237,9 @@ impl Namer {
         media: &[Media],
         boundaries: &[usize],
     ) -> Result<Vec<Digest>, NameError> {
-        if let Some(position) = tokens.iter().position(|&token| token >= TOKEN_LIMIT) {
+        // All at once first: that is vectorised.
+        if tokens.iter().fold(0, |all, token| all | token) >= TOKEN_LIMIT {
+            let position = tokens.iter().position(|&token| token >= TOKEN_LIMIT).unwrap_or_default();
             return Err(NameError::Token { position });
         }
         let mut free = 0;
@@ -233,7 +250,7 @@ impl Namer {
                 _ => return Err(NameError::Media { index }),
             }
         }
-        let mut hasher = self.root.clone();
+        let (mut hasher, mut block) = (self.root.clone(), [0; BLOCK]);
         let mut media = media.iter().peekable();
         let (mut at, mut digests) = (0, Vec::with_capacity(boundaries.len()));
         for (index, &boundary) in boundaries.iter().enumerate() {
@@ -241,12 +258,12 @@ impl Namer {
                 return Err(NameError::Boundary { index });
             }
             while let Some(span) = media.next_if(|span| span.start < boundary) {
-                feed(&mut hasher, &tokens[at..span.start]);
+                feed(&mut hasher, &tokens[at..span.start], &mut block);
                 at = span.start;
                 hasher.update(&MEDIA_MARK.to_le_bytes());
                 hasher.update(&(span.length as u64).to_le_bytes()).update(&span.digest.0);
             }
-            feed(&mut hasher, &tokens[at..boundary]);
+            feed(&mut hasher, &tokens[at..boundary], &mut block);
             at = boundary;
             digests.push(finish(&hasher));
         }
@@ -269,10 +286,9 @@ fn absorb(hasher: &mut blake3::Hasher, bytes: &[u8]) {
 }
 
 /// Little-endian, in blocks that keep the hash's widest kernel busy.
-fn feed(hasher: &mut blake3::Hasher, tokens: &[u32]) {
-    let mut bytes = [0; 16 * 1024];
-    for tokens in tokens.chunks(bytes.len() / 4) {
-        let block = &mut bytes[..tokens.len() * 4];
+fn feed(hasher: &mut blake3::Hasher, tokens: &[u32], block: &mut [u8; BLOCK]) {
+    for tokens in tokens.chunks(BLOCK / 4) {
+        let block = &mut block[..tokens.len() * 4];
         for (four, token) in block.chunks_exact_mut(4).zip(tokens) {
             four.copy_from_slice(&token.to_le_bytes());
         }
