@@ -75,6 +75,13 @@
 //! Names are [`Namer`](name::Namer)'s hashes of the very prompt; arrays do not change while they are queued;
 //! paths are submitted from head to tail. Nothing else: files may be damaged, swapped, removed by anyone at
 //! any time, processes may be killed, and the disk may fail or hang. The worst answer is a miss.
+//!
+//! # Threads
+//!
+//! [`Folder::open`](folder::Folder::open) starts one that ends with the scan, [`Writer::new`](writer::Writer::new)
+//! one that ends with `close`, [`Reader::read`](reader::Reader::read) some that end with the call, or, where the
+//! disk hangs, when it answers. Sources and destinations may be dropped on any of them. A forked child has none
+//! of these threads: it needs a folder, a writer and a reader of its own.
 #![forbid(unsafe_code)]
 
 pub mod clock;

@@ -5,7 +5,7 @@ use std::{
     io,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc,
     },
@@ -115,8 +115,8 @@ impl<D> Outcome<D> {
 pub struct Reader {
     folder: Arc<Folder>,
     threads: usize,
-    /// Threads of all calls that have not ended.
-    busy: Arc<AtomicUsize>,
+    /// Threads of calls that have returned late: the disk has them still.
+    stuck: Arc<AtomicUsize>,
 }
 
 /// What the threads of one call share.
@@ -128,13 +128,24 @@ struct Jobs<D> {
     abandoned: AtomicBool,
     /// Until all are read, or, where that is late, until the last thread has ended.
     hold: Mutex<Option<Hold>>,
+    crew: Mutex<Crew>,
+    stuck: Arc<AtomicUsize>,
+}
+
+/// The threads of one call.
+#[derive(Default)]
+struct Crew {
+    live: usize,
+    /// The call has returned without them: they are counted as stuck.
+    late: bool,
 }
 
 impl Reader {
     /// Reads with up to `threads` threads a call; they live as long as the call, or as the disk keeps them.
-    /// At most twice as many live at once: while a disk hangs, later calls give up at once.
+    /// While it keeps as many as a call would start, calls give up at once: so a disk that hangs costs one
+    /// deadline, not one each, and no more than twice as many threads.
     pub fn new(folder: Arc<Folder>, threads: usize) -> Self {
-        Self { folder, threads: threads.max(1), busy: Arc::default() }
+        Self { folder, threads: threads.max(1), stuck: Arc::default() }
     }
 
     /// Reads a path's records, in order from head to tail, and gives their outcomes in that order. Returns at
@@ -154,17 +165,22 @@ impl Reader {
             first_failure: AtomicUsize::new(usize::MAX),
             abandoned: AtomicBool::new(false),
             hold: Mutex::new(Some(self.folder.hold(&names))),
+            crew: Mutex::default(),
+            stuck: Arc::clone(&self.stuck),
         });
         let (sender, receiver) = mpsc::channel();
-        for _ in 0..self.threads.min(outcomes.len()) {
-            let Some(busy) = Busy::enter(&self.busy, self.threads * 2) else { break };
-            let (jobs, sender) = (Arc::clone(&jobs), sender.clone());
+        let hangs = self.stuck.load(Ordering::Relaxed) >= self.threads;
+        for _ in 0..if hangs { 0 } else { self.threads.min(outcomes.len()) } {
+            let (crew, sender) = (Arc::clone(&jobs), sender.clone());
+            lock(&jobs.crew).live += 1;
             let work = move || {
-                jobs.work(&sender);
-                drop(busy);
+                crew.work(&sender);
+                crew.end();
             };
             // Without a thread its share is done by the others, or late.
-            let _ = thread::Builder::new().name("kvcache-read".into()).spawn(work);
+            if thread::Builder::new().name("kvcache-read".into()).spawn(work).is_err() {
+                jobs.end();
+            }
         }
         drop(sender);
         let mut pending = outcomes.len();
@@ -175,9 +191,10 @@ impl Reader {
             pending -= 1;
         }
         if pending == 0 {
-            jobs.hold.lock().unwrap_or_else(PoisonError::into_inner).take();
+            lock(&jobs.hold).take();
+        } else {
+            jobs.abandon();
         }
-        jobs.abandoned.store(true, Ordering::Relaxed);
         self.count(&outcomes, began.elapsed());
         outcomes
     }
@@ -196,27 +213,34 @@ impl Reader {
     }
 }
 
-/// Counts a thread for as long as it lives.
-struct Busy(Arc<AtomicUsize>);
-
-impl Busy {
-    fn enter(count: &Arc<AtomicUsize>, limit: usize) -> Option<Self> {
-        let more = |count| (count < limit).then_some(count + 1);
-        count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
-        Some(Self(Arc::clone(count)))
-    }
+/// What these locks protect is never half-done.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Drop for Busy {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+impl<D> Jobs<D> {
+    /// A thread has ended, whenever that is.
+    fn end(&self) {
+        let mut crew = lock(&self.crew);
+        crew.live -= 1;
+        if crew.late {
+            self.stuck.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The call returns without its threads.
+    fn abandon(&self) {
+        self.abandoned.store(true, Ordering::Relaxed);
+        let mut crew = lock(&self.crew);
+        crew.late = true;
+        self.stuck.fetch_add(crew.live, Ordering::Relaxed);
     }
 }
 
 impl<D: Destination> Jobs<D> {
     fn work(&self, sender: &mpsc::Sender<(usize, Outcome<D>)>) {
         loop {
-            let job = self.queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+            let job = lock(&self.queue).pop_front();
             let Some((index, used, want)) = job else { return };
             if self.abandoned.load(Ordering::Relaxed) {
                 return;

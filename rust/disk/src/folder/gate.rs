@@ -20,6 +20,8 @@ pub(super) struct Root {
     /// `None` after an error: closing it gives the lock back for certain.
     ledger: Option<Box<dyn Handle>>,
     identity: (u64, u64),
+    /// A process that was forked shares its parent's locks, so it needs a root of its own.
+    process: u32,
     /// Open and locked for as long as this process uses the folder: so others see that it lives.
     owner: Option<(PathBuf, Box<dyn Handle>)>,
     /// Names our owner file and our temporary files.
@@ -96,6 +98,9 @@ impl Folder {
 
     /// Takes the lock of the ledger that is in the folder now, and reads it.
     fn enter(&self, gate: &mut Option<Root>) -> io::Result<Option<Ledger>> {
+        if gate.as_ref().is_some_and(|root| root.process != std::process::id()) {
+            *gate = None;
+        }
         for _ in 0..3 {
             let root = match gate {
                 Some(root) => root,
@@ -136,6 +141,7 @@ impl Folder {
         Ok(Root {
             ledger: Some(ledger),
             identity,
+            process: std::process::id(),
             owner: None,
             id,
             claims: BTreeMap::new(),

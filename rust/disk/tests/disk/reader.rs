@@ -194,6 +194,25 @@ fn a_disk_that_stalls_makes_late_misses_and_no_more_threads() {
     }
 }
 
+/// Not one false miss, however many calls there are at once and however late threads end.
+#[test]
+fn many_calls_at_once() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = plain(root.path(), 1 << 30);
+    let path = filled(&folder, 1, 3);
+    let reader = Reader::new(Arc::clone(&folder), 1);
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                for _ in 0..count(50, 1000) {
+                    let wants = path.iter().map(|record| record.want(1, 2)).collect();
+                    assert_eq!(reasons(&reader.read(wants, PATIENCE)), ["read"; 3]);
+                }
+            });
+        }
+    });
+}
+
 #[test]
 fn a_panicking_destination_is_a_miss() {
     struct Bad;
