@@ -119,6 +119,9 @@ pub struct Reader {
     stuck: Arc<AtomicUsize>,
 }
 
+/// Bytes of the next record that are asked for ahead of time.
+const READ_AHEAD: u64 = 32 << 20;
+
 /// What the threads of one call share.
 struct Jobs<D> {
     folder: Arc<Folder>,
@@ -240,10 +243,20 @@ impl<D> Jobs<D> {
 impl<D: Destination> Jobs<D> {
     fn work(&self, sender: &mpsc::Sender<(usize, Outcome<D>)>) {
         loop {
-            let job = lock(&self.queue).pop_front();
+            let (job, next) = {
+                let mut queue = lock(&self.queue);
+                (queue.pop_front(), queue.front().map(|(_, _, want)| (want.name, want.tokens.len())))
+            };
             let Some((index, used, want)) = job else { return };
             if self.abandoned.load(Ordering::Relaxed) {
                 return;
+            }
+            // So that the disk has work while this record is copied and verified.
+            if let Some((name, tokens)) = next
+                && tokens * 2 > name.length as usize
+                && let Ok(handle) = self.folder.open_record(&name)
+            {
+                handle.will_read(0, READ_AHEAD);
             }
             let outcome = if index > self.first_failure.load(Ordering::Relaxed) {
                 Outcome::Skipped
