@@ -21,7 +21,7 @@ PRELOAD  := $(if $(OPENBLAS),LD_PRELOAD=$(OPENBLAS),)
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name 'Cargo.toml') Cargo.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-rust test-python test-full test-rest test-charged test-parallel test-stress fuzz test-oldest test-wheel test-freethreaded lint format docs lock bench bench-memory bench-hit-rates bench-peers bench-segments bench-server bench-stops bench-ranks profile wheel clean openblas
+.PHONY: help build demo test test-rust test-python test-full test-rest test-charged test-parallel test-stress fuzz test-oldest test-wheel test-freethreaded lint format docs lock bench bench-memory bench-hit-rates bench-peers bench-segments bench-server bench-stops bench-ranks bench-disk test-disk profile wheel clean openblas
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ test: test-rust test-python  ## Rust and Python, real model included; of long pr
 
 test-rust:
 	cargo test --workspace --quiet
+
+test-disk:  ## the disk crate's tests with their large counts, optimised: some minutes
+	KVCACHE_LONG=1 cargo test --release --package kvcache-disk
 
 test-python: build
 	$(PRELOAD) $(BIN)/python -m pytest tests $(PYTEST_ARGS)
@@ -149,6 +152,9 @@ bench-stops: build  ## 50 stops of kvcache serve of each kind by each signal; fa
 
 bench-ranks: build  ## what agreement of two ranks adds to a fetch; fails where a bar is missed
 	$(BIN)/python -m benches.ranks.fetch
+
+bench-disk:  ## writing and reading of records beside a plain read of the same disk, in DISK=folder
+	cargo run --release --quiet --package kvcache-disk --example segments -- $(or $(DISK),target/bench-disk)
 
 bench-peers: build  ## prefix indexes of other projects against ours; writes benches/results/peers.md
 	-$(BIN)/python -m pip install --quiet --no-deps --target target/peers/python vllm-mlx

@@ -1,0 +1,322 @@
+//! A file system that fails on request, and keeps account of what is in it.
+
+use std::{
+    collections::HashMap,
+    ffi::OsString,
+    fs::File,
+    io::{self, IoSlice, IoSliceMut, Write},
+    path::{Path, PathBuf},
+    sync::{Arc, Condvar, Mutex},
+    time::Duration,
+};
+
+use kvcache_disk::files::{Files, Handle, Open, OsFiles, Stat};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Op {
+    Open,
+    Stat,
+    List,
+    MakeFolder,
+    SetMode,
+    Rename,
+    Unlink,
+    RemoveFolder,
+    Touch,
+    Available,
+    Read,
+    Write,
+    HandleStat,
+    Sync,
+    Lock,
+    Unlock,
+}
+
+/// What is to go wrong.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Plan {
+    /// From this call on, counted from 0, calls fail with this error number: `forever`, or this one alone.
+    pub(crate) fail: Option<(usize, i32, bool)>,
+    /// Only calls of this kind fail.
+    pub(crate) only: Option<Op>,
+    /// Reads and writes do at most this many bytes.
+    pub(crate) short: Option<usize>,
+    /// Every other read and write is interrupted.
+    pub(crate) interrupt: bool,
+    /// Free bytes that the volume claims to have.
+    pub(crate) available: Option<u64>,
+    /// Calls of this kind hang until [`Faults::resume`].
+    pub(crate) stall: Option<Op>,
+    /// A lie that no caller could notice: see `selftest`.
+    pub(crate) lie: Option<Lie>,
+}
+
+/// Ways of being broken without an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lie {
+    /// Files are not removed.
+    Unlink,
+    /// What was renamed is gone.
+    Rename,
+    /// Files are longer than what was written.
+    Grow,
+    /// Times of use are not kept.
+    Touch,
+    /// Bits flip between the disk and the caller, after every check.
+    Flip,
+}
+
+/// Upper bound of the bytes in the folder at each moment: growth is noted before, shrinking after the call.
+#[derive(Default)]
+pub(crate) struct Trace {
+    sizes: HashMap<PathBuf, u64>,
+    total: u64,
+    pub(crate) peak: u64,
+}
+
+impl Trace {
+    pub(crate) fn apply(&mut self, event: &Event) {
+        match event {
+            Event::Grow(path, bytes) => {
+                let size = self.sizes.entry(path.clone()).or_default();
+                self.total += bytes.saturating_sub(*size);
+                *size = (*size).max(*bytes);
+            }
+            Event::Remove(path) => self.total -= self.sizes.remove(path).unwrap_or(0),
+            Event::Rename(from, to) => {
+                let size = self.sizes.remove(from).unwrap_or(0);
+                self.total -= self.sizes.insert(to.clone(), size).unwrap_or(0);
+            }
+        }
+        self.peak = self.peak.max(self.total);
+    }
+}
+
+pub(crate) enum Event {
+    Grow(PathBuf, u64),
+    Remove(PathBuf),
+    Rename(PathBuf, PathBuf),
+}
+
+impl Event {
+    fn line(&self) -> String {
+        match self {
+            Self::Grow(path, bytes) => format!("grow\t{}\t{bytes}\n", path.display()),
+            Self::Remove(path) => format!("remove\t{}\n", path.display()),
+            Self::Rename(from, to) => format!("rename\t{}\t{}\n", from.display(), to.display()),
+        }
+    }
+
+    pub(crate) fn parse(line: &str) -> Self {
+        match line.split('\t').collect::<Vec<_>>()[..] {
+            ["grow", path, bytes] => Self::Grow(path.into(), bytes.parse().unwrap()),
+            ["remove", path] => Self::Remove(path.into()),
+            ["rename", from, to] => Self::Rename(from.into(), to.into()),
+            _ => panic!("{line:?} is no event"),
+        }
+    }
+}
+
+#[derive(Default)]
+struct Shared {
+    plan: Mutex<Plan>,
+    calls: Mutex<Vec<Op>>,
+    changed: Condvar,
+    trace: Mutex<Trace>,
+    log: Option<File>,
+}
+
+#[derive(Clone, Default)]
+pub(crate) struct Faults(Arc<Shared>);
+
+impl Faults {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self::default())
+    }
+
+    /// Adds every event to a file, which several processes may share.
+    pub(crate) fn logging(log: &Path) -> Arc<Self> {
+        let log = File::options().create(true).append(true).open(log).unwrap();
+        Arc::new(Self(Arc::new(Shared { log: Some(log), ..Shared::default() })))
+    }
+
+    pub(crate) fn plan(&self, plan: Plan) {
+        *self.0.plan.lock().unwrap() = plan;
+        self.0.calls.lock().unwrap().clear();
+        self.0.changed.notify_all();
+    }
+
+    pub(crate) fn resume(&self) {
+        self.plan(Plan::default());
+    }
+
+    /// Calls since the last plan.
+    pub(crate) fn calls(&self) -> Vec<Op> {
+        self.0.calls.lock().unwrap().clone()
+    }
+
+    pub(crate) fn peak(&self) -> u64 {
+        self.0.trace.lock().unwrap().peak
+    }
+
+    /// Somebody else has changed a file to this length, or deleted it.
+    pub(crate) fn changed(&self, path: &Path, bytes: Option<u64>) {
+        self.note(&Event::Remove(path.into()));
+        if let Some(bytes) = bytes {
+            self.note(&Event::Grow(path.into(), bytes));
+        }
+    }
+
+    fn note(&self, event: &Event) {
+        self.0.trace.lock().unwrap().apply(event);
+        if let Some(mut log) = self.0.log.as_ref() {
+            log.write_all(event.line().as_bytes()).unwrap();
+        }
+    }
+
+    /// Counts a call, hangs or fails it.
+    fn call(&self, op: Op) -> io::Result<Plan> {
+        let mut plan = self.0.plan.lock().unwrap();
+        while plan.stall == Some(op) {
+            plan = self.0.changed.wait(plan).unwrap();
+        }
+        let mut calls = self.0.calls.lock().unwrap();
+        let index = calls.len();
+        calls.push(op);
+        if let Some((at, error, forever)) = plan.fail
+            && (index == at || forever && index > at)
+            && plan.only.is_none_or(|only| only == op)
+        {
+            return Err(io::Error::from_raw_os_error(error));
+        }
+        if plan.interrupt && matches!(op, Op::Read | Op::Write) && index.is_multiple_of(2) {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        Ok(*plan)
+    }
+}
+
+impl Files for Faults {
+    fn open(&self, path: &Path, how: Open) -> io::Result<Box<dyn Handle>> {
+        self.call(Op::Open)?;
+        let inner = OsFiles.open(path, how)?;
+        if how != Open::Read {
+            self.note(&Event::Grow(path.into(), 0));
+        }
+        Ok(Box::new(FaultyHandle { inner, path: path.into(), files: self.clone() }))
+    }
+
+    fn stat(&self, path: &Path) -> io::Result<Stat> {
+        self.call(Op::Stat)?;
+        OsFiles.stat(path)
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<OsString>> {
+        self.call(Op::List)?;
+        OsFiles.list(path)
+    }
+
+    fn make_folder(&self, path: &Path) -> io::Result<()> {
+        self.call(Op::MakeFolder)?;
+        OsFiles.make_folder(path)
+    }
+
+    fn set_mode(&self, path: &Path, mode: u32) -> io::Result<()> {
+        self.call(Op::SetMode)?;
+        OsFiles.set_mode(path, mode)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let plan = self.call(Op::Rename)?;
+        OsFiles.rename(from, to)?;
+        self.note(&Event::Rename(from.into(), to.into()));
+        if plan.lie == Some(Lie::Rename) { OsFiles.unlink(to) } else { Ok(()) }
+    }
+
+    fn unlink(&self, path: &Path) -> io::Result<()> {
+        let plan = self.call(Op::Unlink)?;
+        if plan.lie == Some(Lie::Unlink) {
+            return Ok(());
+        }
+        OsFiles.unlink(path)?;
+        self.note(&Event::Remove(path.into()));
+        Ok(())
+    }
+
+    fn remove_folder(&self, path: &Path) -> io::Result<()> {
+        self.call(Op::RemoveFolder)?;
+        OsFiles.remove_folder(path)
+    }
+
+    fn touch(&self, path: &Path, modified: Duration) -> io::Result<()> {
+        let plan = self.call(Op::Touch)?;
+        if plan.lie == Some(Lie::Touch) {
+            return Ok(());
+        }
+        OsFiles.touch(path, modified)
+    }
+
+    fn available(&self, path: &Path) -> io::Result<u64> {
+        let plan = self.call(Op::Available)?;
+        plan.available.map_or_else(|| OsFiles.available(path), Ok)
+    }
+}
+
+struct FaultyHandle {
+    inner: Box<dyn Handle>,
+    path: PathBuf,
+    files: Faults,
+}
+
+impl Handle for FaultyHandle {
+    fn read_at(&self, buffers: &mut [IoSliceMut<'_>], offset: u64) -> io::Result<usize> {
+        let plan = self.files.call(Op::Read)?;
+        match (plan.short, buffers.iter_mut().find(|buffer| !buffer.is_empty())) {
+            (Some(short), Some(buffer)) => {
+                let count = buffer.len().min(short);
+                self.inner.read_at(&mut [IoSliceMut::new(&mut buffer[..count])], offset)
+            }
+            _ => self.inner.read_at(buffers, offset),
+        }
+    }
+
+    fn write_at(&self, buffers: &[IoSlice<'_>], offset: u64) -> io::Result<usize> {
+        let plan = self.files.call(Op::Write)?;
+        let length: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+        let count = length.min(plan.short.unwrap_or(length));
+        self.files.note(&Event::Grow(self.path.clone(), offset + count as u64));
+        if plan.lie == Some(Lie::Grow) {
+            self.files.note(&Event::Grow(self.path.clone(), offset + 2 * count as u64));
+        }
+        match (plan.short, buffers.iter().find(|buffer| !buffer.is_empty())) {
+            (Some(_), Some(buffer)) => {
+                self.inner.write_at(&[IoSlice::new(&buffer[..count.min(buffer.len())])], offset)
+            }
+            _ => self.inner.write_at(buffers, offset),
+        }
+    }
+
+    fn will_read(&self, offset: u64, bytes: u64) {
+        self.inner.will_read(offset, bytes);
+    }
+
+    fn stat(&self) -> io::Result<Stat> {
+        self.files.call(Op::HandleStat)?;
+        self.inner.stat()
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        // Only the call matters here; a real one costs milliseconds.
+        self.files.call(Op::Sync).map(drop)
+    }
+
+    fn lock(&self, wait: bool) -> io::Result<bool> {
+        self.files.call(Op::Lock)?;
+        self.inner.lock(wait)
+    }
+
+    fn unlock(&self) -> io::Result<()> {
+        self.files.call(Op::Unlock)?;
+        self.inner.unlock()
+    }
+}
