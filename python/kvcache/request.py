@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from kvcache._core import Tokens
 from kvcache.arguments import text, whole
@@ -47,6 +47,9 @@ class StoreOptions:
         return self
 
 
+_NO_OPTIONS: Final = StoreOptions()
+
+
 @dataclass
 class Request:
     """A prompt, what is asked for it, and when.
@@ -67,7 +70,7 @@ class Request:
     key: Tokens
     spans: list[tuple[int, int, bytes]]
     stamp: int
-    options: StoreOptions = field(default_factory=StoreOptions)
+    options: StoreOptions = _NO_OPTIONS
     _failure: Exception | None = field(default=None, repr=False)
 
     @classmethod
@@ -99,12 +102,13 @@ class Request:
                 Unicode text; options that cannot be used.
         """
         try:
-            options = (options or StoreOptions()).checked()
-            text("namespace", namespace)
+            options = _NO_OPTIONS if options is None else options.checked()
+            if not (type(namespace) is str and namespace.isascii()):
+                text("namespace", namespace)
             key = Tokens(tokens)
-            spans = read_media(media, len(key))
+            spans = read_media(media, len(key)) if media != () else ()
             stamp = 0 if clock is None else clock()
-            return cls(tokens, namespace, spans, key, media_keys(spans), stamp, options)
+            return cls(tokens, namespace, spans, key, media_keys(spans) if spans else [], stamp, options)
         except Exception as error:
             if not defer:
                 raise

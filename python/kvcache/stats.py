@@ -108,7 +108,7 @@ class _Use:
         self.lookups += 1
         self.lookup_tokens += tokens
         self.hit_tokens += hit.length
-        if hit:
+        if hit.length:
             self.hits += 1
         else:
             self.misses[hit.reason] += 1

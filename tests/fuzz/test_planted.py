@@ -35,7 +35,7 @@ def _join_loses_a_part(patch: Patch) -> None:
 
     def lossy(self: Any, number: int, replaced: Any) -> None:
         join(self, number, replaced)
-        self._segments[number] = self._segments[number][:-1] or self._segments[number]
+        self.parts[number] = self.parts[number][:-1] or self.parts[number]
 
     patch.setattr(segments.SegmentStore, "join", lossy)
 
@@ -45,7 +45,7 @@ def _join_turns_parts_round(patch: Patch) -> None:
 
     def turned(self: Any, number: int, replaced: Any) -> None:
         join(self, number, replaced)
-        self._segments[number].reverse()
+        self.parts[number].reverse()
 
     patch.setattr(segments.SegmentStore, "join", turned)
 

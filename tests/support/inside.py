@@ -56,12 +56,12 @@ def memory_limit(cache: KVPrefixCache) -> int | None:
 
 def segments(cache: KVPrefixCache) -> dict[int, Segment]:
     """Parts by segment id."""
-    return cache._context.contents.segments._segments
+    return cache._context.contents.segments.parts
 
 
 def checkpoints(cache: KVPrefixCache) -> dict[int, list[Image]]:
     """Images by checkpoint id."""
-    return cache._context.contents.segments._checkpoints
+    return cache._context.contents.segments.images
 
 
 def stored_arrays(cache: KVPrefixCache) -> Iterator[mx.array]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvcache.layers.base import round_up
 from kvcache.layers.numbers import whole
 
 if TYPE_CHECKING:
@@ -17,7 +16,12 @@ class KV:
     """``keys``, ``values`` and ``offset``; the buffers may be longer than the offset."""
 
     def offset(self, cache: Any) -> int:
-        return 0 if cache.keys is None else whole(cache.offset, "offset", cache, reason="offset_mismatch")
+        if cache.keys is None:
+            return 0
+        offset = cache.offset
+        if type(offset) is int and offset >= 0:
+            return offset
+        return whole(offset, "offset", cache, reason="offset_mismatch")
 
     def arrays(self, cache: Any) -> list[Array]:
         return [cache.keys, cache.values]
@@ -30,7 +34,7 @@ class KV:
         return heads, cache.keys.shape[-1], cache.values.shape[-1]
 
     def capacity(self, length: int, remaining: int) -> int:
-        return length + round_up(remaining, 256)
+        return length - -remaining // 256 * 256  # room in mlx-lm's own steps
 
     def build(self, cls: type, static: Hashable, arrays: Sequence[Array], length: int) -> Any:  # noqa: ARG002
         cache: Any = cls()

@@ -40,6 +40,11 @@ class SpanLeaf:
     adapter: SpanAdapter = field(hash=False, repr=False)
 
     @cached_property
+    def zero_bytes(self) -> int:
+        """Bytes of one element of each array."""
+        return sum(dtype.size for _, _, dtype in self.arrays)
+
+    @cached_property
     def token_bytes(self) -> int:
         """Bytes of one token's KV."""
         return sum(heads * width * dtype.size for heads, width, dtype in self.arrays)

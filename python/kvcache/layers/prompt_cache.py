@@ -170,7 +170,9 @@ class Prompt:
 
 def _offset(adapter: Adapter, cache: Any) -> int | None:
     offset = adapter.offset(cache)
-    return None if offset is None else whole(offset, "offset", cache, reason="offset_mismatch")
+    if offset is None or (type(offset) is int and offset >= 0):
+        return offset
+    return whole(offset, "offset", cache, reason="offset_mismatch")
 
 
 def _require_rebuild(adapter: Adapter, cache: Any, offset: int, image: Image | None) -> None:
@@ -201,7 +203,7 @@ def _leaf(adapter: Adapter, cache: Any) -> Leaf:
     cls = type(cache)
     if not isinstance(adapter, SpanAdapter):
         return ImageLeaf(cls, adapter.static(cache), adapter.signature(cache), adapter)
-    buffers = adapter.arrays(cache)
+    buffers, offset = adapter.arrays(cache), adapter.offset(cache)
     for buffer in buffers:
         shape = buffer.shape if isinstance(buffer, mx.array) else None
         if shape is None or len(shape) != 4:
@@ -211,7 +213,9 @@ def _leaf(adapter: Adapter, cache: Any) -> Leaf:
                 f"{cls.__module__}.{cls.__qualname__} holds {found}; "
                 "a span layer's arrays are (1, heads, tokens, width)",
             )
-    require_single(buffers, cls)
-    require_rows(buffers, adapter.offset(cache), cls)
+        if shape[0] != 1:
+            require_single(buffers, cls)
+        if shape[-2] < offset:
+            require_rows(buffers, offset, cls)
     specs = tuple((buffer.shape[1], buffer.shape[-1], buffer.dtype) for buffer in buffers)
     return SpanLeaf(cls, adapter.static(cache), specs, adapter.signature(cache), adapter)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self
 
 import mlx.core as mx
@@ -96,6 +97,11 @@ class MemoryLimits:
             None if max_bytes is None else parse_size(max_bytes, "max_bytes"),
             resolve_max_buffers(max_buffers, device),
         )
+
+    @cached_property
+    def measured(self) -> bool:
+        """Whether any limit asks for a measurement of memory."""
+        return self.memory_limit is not None or self.pressure is not None
 
     def over(self, need: int) -> int:
         """Bytes by which ``need`` more would be over ``memory_limit``."""

@@ -90,8 +90,7 @@ def allocate(
         RankError: The work failed on another rank.
     """
     attempt = Attempt(action)
-    outcome = _agreed_outcome(context, attempt, what)
-    if outcome == SUCCEEDED:
+    if _outcome(context, attempt, what) == SUCCEEDED:
         return attempt.result(), Eviction()
     short = 0 if attempt.status == SUCCEEDED else max(1, nbytes)
     evicted = evict(context, lambda _: Need(nbytes=short))
@@ -99,7 +98,7 @@ def allocate(
         if attempt.status != SUCCEEDED:
             clear_pool()
             attempt = Attempt(action)
-        if _agreed_outcome(context, attempt, what) == SUCCEEDED:
+        if _outcome(context, attempt, what) == SUCCEEDED:
             return attempt.result(), evicted
     raise AllocationError(
         f"{what} needs {format_size(nbytes)} that could not be allocated "
@@ -109,9 +108,10 @@ def allocate(
     )
 
 
-def _agreed_outcome(context: Context, attempt: Attempt[T], what: str) -> int:
+def _outcome(context: Context, attempt: Attempt[T], what: str) -> int:
     """The worst outcome over all ranks; raises where some rank failed for good."""
-    worst = context.ranks.agree(OutcomeBid(attempt.status)).lows.outcome
+    ranks = context.ranks
+    worst = ranks.agree(OutcomeBid(attempt.status)).lows.outcome if ranks.grouped else attempt.status
     if worst == FAILED:
         attempt.reraise()
         raise RankError(f"{what} failed on another rank of the group; see that rank's own error")

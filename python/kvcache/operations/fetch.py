@@ -34,8 +34,10 @@ def fetch(context: Context, request: Request, *, take: bool) -> Hit:
     prompt_cache: list[Any] | None = None
     try:
         if lent is not None:
-            relief = Relief(context, lent.allocation()) if relief is None else relief
-            relieve(context, relief, None if common is None else common.units)
+            if relief is not None and common is not None:
+                relieve(context, relief, common.units)
+            elif context.limits.measured:
+                relieve(context, Relief(context, lent.allocation))
             if take:
                 found, lent = contents.withdraw(request, lent)
         if lent is not None:
@@ -80,7 +82,7 @@ def _estimate(context: Context, request: Request, found: Match, take: bool) -> i
             return 0
         return index.takeable(request.key, request.namespace, request.spans, found.length)
 
-    layout = contents.layouts[number]
+    layout = contents.layouts.by_number[number]
     # Of the checkpoint only the sum is known here.
     images = [contents.layouts.checkpoint_bytes(number), *[0] * len(layout.leaves)]
     remaining = len(request.key) - found.length
@@ -92,7 +94,7 @@ def _copy(context: Context, lent: Lent, take: bool) -> list[Any]:
     return allocate(
         context,
         lambda: join(lent.layout, lent.pieces, lent.images, length, lent.trim, lent.remaining, frugal=take),
-        lent.allocation(),
+        lent.allocation,
         f"fetching {length} tokens",
         again=not take,
     )[0]

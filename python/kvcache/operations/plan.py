@@ -94,7 +94,8 @@ def _placed(context: Context, index: CacheIndex, request: Request, reading: Read
     contents, options = context.contents, request.options
     contents.require_match(request.namespace, reading.layout)
     number = contents.layouts.number(reading.layout) if reading.number is None else reading.number
-    reading.planned = number
+    # The same layout with its figures, which are computed once.
+    reading.planned, reading.layout = number, contents.layouts.by_number.get(number, reading.layout)
     checkpoint = None
     if reading.checkpointed:
         contents.layouts.note_checkpoint(number, reading.nbytes)
@@ -106,7 +107,7 @@ def _placed(context: Context, index: CacheIndex, request: Request, reading: Read
         bytes_per_token=reading.layout.token_bytes,
         segment_buffers=reading.layout.segment_buffers,
         checkpoint=checkpoint,
-        label=contents.labels.number(options.label),
+        label=contents.labels.number(options.label) if options.label else 0,
         prompt_length=options.prompt_length,
     )
     place = index.draft if context.ranks.grouped else index.plan

@@ -103,7 +103,7 @@ class Store:
                 layout=self._newest(reading).layout if ranks.grouped else NONE,
             )
 
-        lows, highs = ranks.propose(ReadingBid, read)
+        lows, highs = ranks.propose(ReadingBid, read) if ranks.grouped else [read()] * 2
         if not lows.storable:
             raise _agreed_refusal(refusal, highs.refusal)
         # Layers that know no length go with those of other ranks that do.
@@ -133,7 +133,7 @@ class Store:
         if self._context.ranks.grouped:
             self._check_alone(prompt, layout, tokens)
         nbytes, buffers, trimmable = image_figures(images)
-        return Reading(prompt, layout, tokens, tokens, layout.checkpointed, trimmable, nbytes, buffers)
+        return Reading(prompt, layout, tokens, tokens, not prompt.spans_only, trimmable, nbytes, buffers)
 
     def _check_alone(self, prompt: Prompt, layout: Layout, length: int) -> None:
         """What may fail on one rank alone, before any of them changes something.
@@ -183,7 +183,8 @@ class Store:
         context = self._context
         while True:
             outcome, planned, halved, evicted = plan(context, self._request, reading)
-            self._evicted += evicted
+            if evicted.cycles:
+                self._evicted += evicted
             if outcome != "ready" or planned is None:
                 return self._without_copy(outcome, reading)
             try:
@@ -238,9 +239,10 @@ class Store:
         need = _allocation(planned, reading, images, halved, donated=True) if self._donate else nbytes
         # What is donated is no growth, and never refused for what one layer takes for a moment.
         growth = _part_bytes(halved) if self._donate else nbytes
-        self._require_memory(growth, spare=True)
-        self._evicted += relieve(context, Relief(context, need))
-        self._require_memory(growth, spare=False)
+        if context.ranks.grouped or context.limits.measured:
+            self._require_memory(growth, spare=True)
+            self._evicted += relieve(context, Relief(context, need))
+            self._require_memory(growth, spare=False)
         copies, evicted = allocate(
             context,
             lambda: cut(planned, prompt, images, halved, self._donate),
@@ -248,7 +250,8 @@ class Store:
             f"storing {tokens} tokens",
             again=not self._donate,
         )
-        self._evicted += evicted
+        if evicted.cycles:
+            self._evicted += evicted
         prompt.forget_images()
         return copies
 

@@ -154,7 +154,8 @@ class Contents:
             with self.lock:
                 if not self.closed:
                     self.opened().release(lease, stamp)
-                    self.settle()
+                    if self.index.owes:
+                        self.settle()
 
     def lend(self, request: Request, limit: int, *, take: bool) -> tuple[Match, Lent | None]:
         """Leases what a fetch copies, and hands its arrays out; None where nothing is found."""
@@ -187,12 +188,16 @@ class Contents:
         if layout is None:
             return None
         return gather(
-            acquired, self.layouts[layout], self.segments, tokens=len(request.key), takeable=takeable
+            acquired,
+            self.layouts.by_number[layout],
+            self.segments,
+            tokens=len(request.key),
+            takeable=takeable,
         )
 
     def halved(self, planned: Planned) -> Segment | None:
         """The parts of the segment that a plan is going to split; under the lock."""
-        return None if planned.split is None else list(self.segments.segment(planned.split.old))
+        return None if planned.split is None else list(self.segments.parts[planned.split.old])
 
     def require_match(self, namespace: str, layout: Layout) -> None:
         """Refuses a layout that cannot be of the model that the namespace holds; under the lock.
@@ -206,7 +211,7 @@ class Contents:
         """The layout that a namespace was last stored in; None where it holds nothing."""
         with self.lock:
             numbers = self.opened().layouts(namespace)
-            return self.layouts[numbers[-1]] if numbers else None
+            return self.layouts.by_number[numbers[-1]] if numbers else None
 
     def expected_bytes(self, namespace: str, tokens: int, checkpoints: int) -> int:
         """Bytes that more tokens of a namespace will take, as far as is known before they are there."""
@@ -215,7 +220,7 @@ class Contents:
             if not numbers:
                 return 0
             newest = numbers[-1]
-            per_token = self.layouts[newest].token_bytes
+            per_token = self.layouts.by_number[newest].token_bytes
             return tokens * per_token + checkpoints * self.layouts.checkpoint_bytes(newest)
 
     def commit(self, plan: Plan, copies: Copies, number: int, layout: Layout, stamp: int) -> bool:

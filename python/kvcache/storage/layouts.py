@@ -20,21 +20,18 @@ class Layouts:
 
     Args:
         live: The numbers that the index still uses.
+
+    Attributes:
+        by_number: Layouts by number; for reading.
     """
 
     def __init__(self, live: Callable[[], Iterable[int]]) -> None:
         self._live = live
-        self._layouts: dict[int, Layout] = {}
+        self.by_number: dict[int, Layout] = {}
         self._numbers: dict[Layout, list[int]] = {}
         self._next = 0
         # Bytes of the last checkpoint stored, by layout: what a session reserves for one.
         self._checkpoint_bytes: dict[int, int] = {}
-
-    def __getitem__(self, number: int) -> Layout:
-        return self._layouts[number]
-
-    def __len__(self) -> int:
-        return len(self._layouts)
 
     def number(self, layout: Layout) -> int:
         """The layout's newest number; a new one where it has none."""
@@ -52,7 +49,7 @@ class Layouts:
 
     def add(self, layout: Layout) -> int:
         """A new number for the layout."""
-        if len(self._layouts) >= _MOST:
+        if len(self.by_number) >= _MOST:
             self._forget()
         number = self._next
         self._next += 1
@@ -64,7 +61,7 @@ class Layouts:
 
         A commit says so again: between two sections of a store, other stores may have had it forgotten.
         """
-        if self._layouts.setdefault(number, layout) is layout and number not in (
+        if self.by_number.setdefault(number, layout) is layout and number not in (
             numbers := self._numbers.setdefault(layout, [])
         ):
             numbers.append(number)
@@ -72,9 +69,9 @@ class Layouts:
 
     def _forget(self) -> None:
         live = list(self._live())
-        self._layouts = {number: self._layouts[number] for number in live if number in self._layouts}
+        self.by_number = {number: self.by_number[number] for number in live if number in self.by_number}
         self._numbers = {}
-        for number, layout in self._layouts.items():
+        for number, layout in self.by_number.items():
             self._numbers.setdefault(layout, []).append(number)
         self._checkpoint_bytes = {number: self._checkpoint_bytes.get(number, 0) for number in live}
 
@@ -93,6 +90,6 @@ class Layouts:
             Refusal: ``layout_mismatch``.
         """
         for number in held:
-            why = self._layouts[number].mismatch(layout)
-            if why:
+            known = self.by_number[number]
+            if known != layout and (why := known.mismatch(layout)):
                 raise Refusal("layout_mismatch", f"this cache is of another model: {why}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from kvcache import arrays
@@ -40,6 +41,7 @@ class Lent:
     remaining: int
     takeable: int
 
+    @cached_property
     def allocation(self) -> int:
         """Bytes that handing it out adds to what is held, at the peak."""
         images = [arrays.nbytes(image.arrays) for image in self.images]
@@ -61,12 +63,12 @@ def gather(acquired: Acquired, layout: Layout, segments: SegmentStore, *, tokens
     pieces = []
     for piece in acquired.pieces:
         number, left = piece.segment, piece.tokens
-        for part in segments.segment(number):
+        for part in segments.parts[number]:
             leading = min(left, part[0].shape[-2] if part else left)
             if leading:
                 pieces.append(Piece(list(part), leading, owned=number in owned))
             left -= leading
-    stored = segments.checkpoint(acquired.checkpoint.id) if acquired.checkpoint else []
+    stored = segments.images[acquired.checkpoint.id] if acquired.checkpoint else []
     return Lent(
         found=found,
         lease=acquired.lease,
@@ -96,10 +98,9 @@ def allocation(layout: Layout, length: int, remaining: int, images: list[int], t
         if isinstance(leaf, ImageLeaf):
             new = old = next(left)
         else:
-            nbytes = leaf.token_bytes
             # A room is filled with one zero, broadcast.
-            zeros = sum(dtype.size for _, _, dtype in leaf.arrays)
-            new, old = leaf.adapter.capacity(length, remaining) * nbytes + zeros, takeable * nbytes
+            new = leaf.adapter.capacity(length, remaining) * leaf.token_bytes + leaf.zero_bytes
+            old = takeable * leaf.token_bytes
         peak = max(peak, held + new)
         held += new - old if takeable else new
     return peak

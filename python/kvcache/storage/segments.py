@@ -50,11 +50,16 @@ MANY: Final = 64
 
 
 class SegmentStore:
-    """Segments and checkpoints by id. Decides nothing; not thread-safe by itself."""
+    """Segments and checkpoints by id. Decides nothing; not thread-safe by itself.
+
+    Attributes:
+        parts: Of each segment, in the order of their tokens; for reading.
+        images: Of each checkpoint, in layer order; for reading.
+    """
 
     def __init__(self) -> None:
-        self._segments: dict[int, Segment] = {}
-        self._checkpoints: dict[int, Checkpoint] = {}
+        self.parts: dict[int, Segment] = {}
+        self.images: dict[int, Checkpoint] = {}
         # Parts that are to take the place of a segment's, once the index has agreed.
         self._rewritten: dict[int, Segment] = {}
         # Segments in more than `MANY` parts, and how many were ever joined.
@@ -63,16 +68,16 @@ class SegmentStore:
 
     def put(self, segments: dict[int, Part], checkpoint: tuple[int, Checkpoint] | None) -> None:
         """Takes over the arrays of one commit."""
-        self._segments.update({number: [part] for number, part in segments.items()})
+        self.parts.update({number: [part] for number, part in segments.items()})
         if checkpoint is not None:
-            self._checkpoints[checkpoint[0]] = checkpoint[1]
+            self.images[checkpoint[0]] = checkpoint[1]
 
     def join(self, number: int, replaced: Sequence[int]) -> None:
         """Puts the parts of several segments under one new id. A second time does nothing."""
-        if number not in self._segments:
-            self._segments[number] = [part for old in replaced for part in self._segments[old]]
+        if number not in self.parts:
+            self.parts[number] = [part for old in replaced for part in self.parts[old]]
             self.joins += 1
-        if len(self._segments[number]) > MANY:
+        if len(self.parts[number]) > MANY:
             self.crowded.add(number)
         self.remove(replaced, ())
 
@@ -83,9 +88,9 @@ class SegmentStore:
     def rewrite(self, number: int) -> list[Array]:
         """Puts rewritten parts in the place of a segment's own, which are handed out."""
         parts = self._rewritten.get(number)
-        if parts is None or number not in self._segments:
+        if parts is None or number not in self.parts:
             return []
-        old, self._segments[number] = self._segments[number], parts
+        old, self.parts[number] = self.parts[number], parts
         if len(parts) <= MANY:
             self.crowded.discard(number)
         return [array for part in old for array in part]
@@ -94,42 +99,29 @@ class SegmentStore:
         """Lets go of all offers."""
         self._rewritten.clear()
 
-    def segment(self, number: int) -> Segment:
-        """The parts under an id, in the order of their tokens. The lists are the store's own."""
-        return self._segments[number]
-
     def is_parted(self, number: int) -> bool:
         """Whether the segment is there, in several parts."""
-        return len(self._segments.get(number, ())) > 1
+        return len(self.parts.get(number, ())) > 1
 
     def find(self, number: int) -> Segment:
-        """As :meth:`segment`; nothing where the segment is gone or is one with another now."""
-        return list(self._segments.get(number, ()))
-
-    def checkpoint(self, number: int) -> Checkpoint:
-        """The images under an id."""
-        return self._checkpoints[number]
+        """The parts under an id; none where the segment is gone or is one with another now."""
+        return list(self.parts.get(number, ()))
 
     def remove(self, segments: Sequence[int], checkpoints: Sequence[int]) -> list[Array]:
         """Hands out the arrays under these ids. Ids without arrays are passed over."""
-        found = [array for number in segments for part in self._segments.pop(number, ()) for array in part]
+        found = [array for number in segments for part in self.parts.pop(number, ()) for array in part]
         self.crowded.difference_update(segments)
         found += [
-            array
-            for number in checkpoints
-            for image in self._checkpoints.pop(number, ())
-            for array in image.arrays
+            array for number in checkpoints for image in self.images.pop(number, ()) for array in image.arrays
         ]
         return found
 
     def remove_all(self) -> list[Array]:
         """Hands out all arrays: the index holds nothing any more."""
-        found = [array for segment in self._segments.values() for part in segment for array in part]
-        found += [
-            array for images in self._checkpoints.values() for image in images for array in image.arrays
-        ]
-        self._segments.clear()
-        self._checkpoints.clear()
+        found = [array for segment in self.parts.values() for part in segment for array in part]
+        found += [array for images in self.images.values() for image in images for array in image.arrays]
+        self.parts.clear()
+        self.images.clear()
         self.crowded.clear()
         return found
 
@@ -140,9 +132,9 @@ class SegmentStore:
 
     def totals(self) -> tuple[int, int, int]:
         """(bytes, arrays, segments) that are really held. O(arrays)."""
-        held = [array for segment in self._segments.values() for part in segment for array in part]
-        held += [array for images in self._checkpoints.values() for image in images for array in image.arrays]
-        return arrays.nbytes(held), len(held), len(self._segments)
+        held = [array for segment in self.parts.values() for part in segment for array in part]
+        held += [array for images in self.images.values() for image in images for array in image.arrays]
+        return arrays.nbytes(held), len(held), len(self.parts)
 
     def check(self, nbytes: int, buffers: int, segments: int, checkpoints: int) -> None:
         """Compares the ledger with the arrays.
@@ -150,7 +142,7 @@ class SegmentStore:
         Raises:
             InternalError: They differ.
         """
-        held = (*self.totals(), len(self._checkpoints))
+        held = (*self.totals(), len(self.images))
         ledger = (nbytes, buffers, segments, checkpoints)
         if held != ledger:
             raise InternalError(
