@@ -1,7 +1,7 @@
 """One of the two servers, counted from inside: python launch.py stock|ours REPORT OPTIONS...
 
 Both are counted in the same place, the model's `__call__`; what the servers report about themselves
-plays no part. On SIGUSR1 the counts are written to REPORT, and the process ends.
+plays no part. When its input ends, the counts are written to REPORT, and the process ends.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import gc
 import json
 import os
-import signal
 import sys
+import threading
 from pathlib import Path
 
 import mlx.core as mx
@@ -45,14 +45,16 @@ def counting(load):
 def main() -> None:
     which, report, options = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
 
-    def write(_number: int, _frame: object) -> None:
+    def write() -> None:
+        # Not a signal: the main thread may be inside MLX, where no handler runs.
+        sys.stdin.read()
         counts["peak_bytes"] = mx.get_peak_memory()
         counts["held_bytes"] = mx.get_active_memory() + mx.get_cache_memory()
         report.write_text(json.dumps(counts))
         os._exit(0)
 
     server.load = counting(server.load)
-    signal.signal(signal.SIGUSR1, write)
+    threading.Thread(target=write, daemon=True).start()
     if which == "stock":
         sys.argv = ["mlx_lm.server", *options]
         server.main()

@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import platform
-import signal
 import socket
 import statistics
 import subprocess
@@ -113,17 +112,20 @@ def measure(path: str, which: str, model: Path, tokenizer: Any, workload: Worklo
         command = [sys.executable, str(HERE / "launch.py"), which, str(report), "--model", str(model)]
         command += ["--port", str(port), *limits(path, which, workload, limit_tokens, limit)]
         with log.open("wb") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT
+            )
         try:
             _await(port, process, log)
             print(f"{NAMES[which]}, {path} path ...", file=sys.stderr, flush=True)
             result = run(port, tokenizer, workload, None if path == "batched" else 1)
         finally:
-            process.send_signal(signal.SIGUSR1)
+            if process.stdin is not None:
+                process.stdin.close()
             try:
                 process.wait(timeout=60)
             except subprocess.TimeoutExpired:
-                # Its signal handler runs between two bytecodes, and a thread of MLX may keep it from one.
+                # The report is written before it ends, and a driver may take its time.
                 process.kill()
                 process.wait()
         counts = json.loads(report.read_text())

@@ -101,15 +101,15 @@ def test_a_draft_model(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_quantised_in_mid_request(tiny: Path) -> None:
-    weights = mx.quantize(mx.ones((2, 60, 32)), group_size=32, bits=8)
-    try:
-        mx.eval(mx.quantized_matmul(mx.ones((2, 1, 32)), *weights, group_size=32, bits=8))
-    except RuntimeError as error:
-        pytest.skip(f"not on this device: {error}")
     options = ("--kv-bits", "8", "--kv-group-size", "32", "--quantized-kv-start", "40")
     with engine(tiny, *options) as asked:
         for length, reused in ((20, 0), (60, 20), (90, 60)):
-            context, _ = asked.ask("abcdefghij" * 9 if length == 90 else ("abcdefghij" * 9)[:length])
+            try:
+                context, _ = asked.ask("abcdefghij" * 9 if length == 90 else ("abcdefghij" * 9)[:length])
+            except RuntimeError as error:
+                if "No implementation for problem shape" not in str(error):
+                    raise
+                pytest.skip(f"not on this device: {error}")
             assert context.prompt_cache_count == reused
         asked.prompt_cache.cache.validate()
 

@@ -64,9 +64,8 @@ class Context:
             ConfigError: It returns NaN, infinity, or more than 2⁶² microseconds.
         """
         seconds = self.clock()
-        if type(seconds) is not float:
-            seconds = number("clock must return seconds as a number", seconds)
-        microseconds = seconds * 1e6
+        real = seconds if type(seconds) is float else number("clock must return seconds as a number", seconds)
+        microseconds = real * 1e6
         if not math.isfinite(microseconds) or microseconds > LARGEST:
             raise ConfigError(f"clock must return a finite number of seconds, found {shown(seconds)}")
         return max(0, int(microseconds))
