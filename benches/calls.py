@@ -62,7 +62,9 @@ def layers(count: int, tokens: int) -> list[Any]:
 def traced(count: int) -> dict[str, Trace]:
     """A first store and a hit on it, of a model with that many layers."""
     cache, tokens = kvcache.KVPrefixCache(), list(range(100))
-    cache.store([1, 2], layers(count, 2))  # what is imported or computed once
+    # What is imported or computed once.
+    cache.store([1, 2], layers(count, 2))
+    cache.store([2, 2], layers(count, 2))
     cache.fetch([1, 2, 3])
     prompt_cache = layers(count, 100)
     store = Trace().run(lambda: cache.store(tokens, prompt_cache))

@@ -91,5 +91,6 @@ class Layouts:
         """
         for number in held:
             known = self.by_number[number]
-            if known != layout and (why := known.mismatch(layout)):
+            # Equal layouts of full-attention layers agree in all that a mismatch looks at.
+            if (known.checkpointed or known != layout) and (why := known.mismatch(layout)):
                 raise Refusal("layout_mismatch", f"this cache is of another model: {why}")
