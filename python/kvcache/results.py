@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from kvcache.eviction import Eviction
-
-if TYPE_CHECKING:
-    from kvcache.media import MediaSpan
+from kvcache.media import MediaSpan  # noqa: TC001 - annotations are read by the documentation
 
 Reason = Literal["hit", "no_entry", "no_checkpoint", "media", "too_short"]
 StoreReason = Literal[
