@@ -87,3 +87,14 @@ def test_a_text_is_its_bytes(cache: KVPrefixCache, model: PosKV) -> None:
     tokens = [90, 0, 0, 91, 2]
     cache.store(tokens, model.filled(tokens), media=[MediaSpan(1, 2, "K\u00e4tzchen")])
     assert cache.peek([*tokens, 1], media=[MediaSpan(1, 2, "K\u00e4tzchen".encode())]).length == 5
+
+
+@pytest.mark.parametrize("media", [np.array([1, 2]), {1}, [(0, 1, b"x")]], ids=["array", "set", "tuples"])
+def test_what_holds_no_spans_is_named(cache: KVPrefixCache, media: Any) -> None:
+    with pytest.raises(TypeError, match=r"^media must be an iterable of MediaSpan, found \w+ in it$"):
+        cache.fetch(STORED, media=media)
+    cache.validate()
+
+
+def test_an_empty_array_is_no_span_either(cache: KVPrefixCache) -> None:
+    assert cache.fetch(STORED, media=np.array([])).length == len(STORED) - 1

@@ -395,8 +395,9 @@ class KVPrefixCache:
         From a signal handler or a finalizer that interrupts another call of its thread, it takes effect
         when that call ends.
         """
-        self._finalizer.detach()
         _close(self._context)
+        # Only now: what interrupts a close leaves the finalizer to what is held.
+        self._finalizer.detach()
 
     def __enter__(self) -> Self:
         return self

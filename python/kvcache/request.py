@@ -106,7 +106,7 @@ class Request:
             if not (type(namespace) is str and namespace.isascii()):
                 text("namespace", namespace)
             key = Tokens(tokens)
-            spans = read_media(media, len(key)) if media != () else ()
+            spans = () if type(media) is tuple and not media else read_media(media, len(key))
             stamp = 0 if clock is None else clock()
             return cls(tokens, namespace, spans, key, media_keys(spans) if spans else [], stamp, options)
         except Exception as error:
