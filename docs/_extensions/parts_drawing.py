@@ -65,7 +65,7 @@ BOXES: Final = {
         68,
     ),
     "cache": Box(
-        210, 82, 145, "KVPrefixCache", ("cache.py: the façade", "one method a verb"), ("kvcache.cache",), 68
+        210, 82, 145, "KVPrefixCache", ("cache.py: the façade", "one method per verb"), ("kvcache.cache",), 68
     ),
     "session": Box(
         395,
@@ -81,7 +81,7 @@ BOXES: Final = {
         190,
         500,
         "operations/",
-        ("fetch · store · plan · reserve · pin · evict: one file a verb",),
+        ("fetch · store · plan · reserve · pin · evict: one file per verb",),
         ("kvcache.operations",),
     ),
     "ranks": Box(20, 288, 105, "ranks/", ("agree first,", "then act"), ("kvcache.ranks",), 68),
