@@ -140,6 +140,8 @@ class _Missing:
     @property
     def nbytes(self) -> int:
         """Bytes by which MLX's active memory is over what it should be."""
+        # A GPU lets go of what was dropped a moment late.
+        mx.synchronize()
         return max(0, mx.get_active_memory() - self._goal)
 
     def __bool__(self) -> bool:
