@@ -79,7 +79,7 @@ test-parallel: build  ## each test by four threads at once, where several can ru
 	  --skip-thread-unsafe=true -m "not real_model" $(PYTEST_ARGS)
 
 test-stress: build  ## eight threads, 10,000 random operations each, on one cache and on one index
-	KVCACHE_STRESS_OPERATIONS=10000 $(PRELOAD) $(BIN)/python -m pytest tests/test_stress.py tests/test_stress_index.py $(PYTEST_ARGS)
+	KVCACHE_STRESS_OPERATIONS=10000 $(PRELOAD) $(BIN)/python -m pytest tests/whole/test_stress.py tests/index/test_stress.py $(PYTEST_ARGS)
 
 fuzz: build  ## 100,000 random operations in random worlds, disturbed on purpose; SEED=n begins elsewhere
 	$(PRELOAD) $(BIN)/python -m tests.fuzz --seed $(or $(SEED),0) --operations 100000 --keep-going
@@ -102,7 +102,7 @@ test-wheel:  ## tests of the index on a built wheel: WHEEL=dist/….whl WHEEL_PY
 	target/wheel-env/bin/python -m pip install --quiet --no-deps $(WHEEL)
 	target/wheel-env/bin/python -m pip install --quiet hypothesis loguru numpy psutil pytest pytest-timeout
 	env $$(target/wheel-env/bin/python -c 'import sysconfig as s; print("PYTHON_GIL=0" * bool(s.get_config_var("Py_GIL_DISABLED")))') \
-	  target/wheel-env/bin/python -m pytest tests/test_index.py tests/test_stress_index.py $(PYTEST_ARGS)
+	  target/wheel-env/bin/python -m pytest tests/index/test_index.py tests/index/test_stress.py $(PYTEST_ARGS)
 
 test-freethreaded:  ## PrefixIndex without the GIL; FREE_PYTHON names a free-threaded interpreter
 	$(FREE_PYTHON) -m venv target/freethreaded/env

@@ -12,8 +12,8 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from tests.integrations.stopping import KINDS, stop
-from tests.integrations.tiny import write_model
+from tests.integrations.mlx_lm.stopping import KINDS, stop
+from tests.integrations.mlx_lm.tiny import write_model
 
 
 def main() -> int:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .cases import CASES, Kinds, play, runs
 from .devices import REPEATS, lacking, repeated, spread
+from .runs import CASES, Kinds, play, runs
 from .speculative import cold_turns
 
 if TYPE_CHECKING:
-    from .cases import Case, Step
+    from .runs import Case, Step
 
 
 def main(output: str) -> None:

@@ -12,13 +12,13 @@ import pytest
 
 from kvcache import KVPrefixCache
 
-from .cases import SEGMENT
 from .devices import Cold, runnable
+from .runs import SEGMENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .cases import Case
+    from .runs import Case
 
 
 @pytest.fixture(scope="session")

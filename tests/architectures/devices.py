@@ -14,12 +14,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from .cases import CHUNK, STRAIGHT, built, play
+from .runs import CHUNK, STRAIGHT, built, play
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from .cases import Case
+    from .runs import Case
 
 GPU: Final = mx.default_device().type == mx.DeviceType.gpu
 # How often the cold side plays what it compares with.

@@ -11,8 +11,8 @@ from mlx_lm.generate import stream_generate
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from .cases import BESIDE, CHUNK, TRUNK
-from .models import build
+from .runs import BESIDE, CHUNK, TRUNK
+from .tiny_models import build
 
 SAID: Final = [TRUNK[:30], TRUNK[40:52], BESIDE]
 MOST: Final = 11

@@ -9,13 +9,13 @@ import pytest
 
 from kvcache import KVPrefixCache
 
-from .cases import BY_NAME, TRUNK, play
 from .devices import assert_repeated, repeated
+from .runs import BY_NAME, TRUNK, play
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from .cases import Case
+    from .runs import Case
 
 # Chunked, quantised and deepseek_v41's own caches have no batches.
 NAMES = [

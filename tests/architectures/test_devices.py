@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from . import devices
-from .cases import BY_NAME
 from .devices import FACTOR, Cold, assert_repeated, lacking, runnable, spread
+from .runs import BY_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

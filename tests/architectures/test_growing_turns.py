@@ -11,12 +11,12 @@ from mlx_lm.generate import stream_generate
 
 from kvcache import KVPrefixCache
 
-from .cases import BY_NAME, Kinds, chunks, leaves, play, random_tokens
-from .engine import answered
+from .generation import answered
+from .runs import BY_NAME, Kinds, chunks, leaves, play, random_tokens
 from .speculative import Numbers
 
 if TYPE_CHECKING:
-    from .cases import Case
+    from .runs import Case
 
 TURNS = 10
 SAID = 13

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .cases import BY_NAME, CHUNK, TRUNK, Kinds, chunks, leaves, play
 from .devices import runnable
-from .engine import answered, assert_true_to, generate, session
+from .generation import answered, assert_true_to, generate, session
+from .runs import BY_NAME, CHUNK, TRUNK, Kinds, chunks, leaves, play
 
 if TYPE_CHECKING:
     from kvcache import KVPrefixCache
 
-    from .cases import Case
+    from .runs import Case
 
 PROMPT = 5 * CHUNK + 1
 NAMES = [

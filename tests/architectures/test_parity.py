@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from .cases import (
+from .runs import (
     BESIDE,
     BRIEF,
     CASES,
@@ -37,8 +37,8 @@ from .cases import (
 if TYPE_CHECKING:
     from kvcache import KVPrefixCache
 
-    from .cases import Case, Step
     from .devices import Cold
+    from .runs import Case, Step
 
 pytestmark = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 

@@ -8,16 +8,16 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
-from .cases import BY_NAME, CHUNK, STRAIGHT, TRUNK, Kinds, leaves, play
 from .devices import runnable
+from .runs import BY_NAME, CHUNK, STRAIGHT, TRUNK, Kinds, leaves, play
 
 if TYPE_CHECKING:
     import numpy as np
 
     from kvcache import KVPrefixCache
 
-    from .cases import Case
     from .devices import Cold
+    from .runs import Case
 
 LATE = ["llama.q8.late", "qwen3_next.q8.late"]
 

@@ -18,9 +18,9 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
 )
 
-from .cases import BY_NAME, CHUNK, TRUNK, built, chunks, leaves, play
 from .devices import runnable
-from .models import build
+from .runs import BY_NAME, CHUNK, TRUNK, built, chunks, leaves, play
+from .tiny_models import build
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import pytest
 
-from .cases import BESIDE, CHUNK, TRUNK
+from .runs import BESIDE, CHUNK, TRUNK
 from .speculative import SAID, Turn, fresh, pair, turn
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from sybil.example import SybilFailure
 
 from tests.docs.pages import PAGES, ROOT, Page, compare, fences, tree_of_files
 from tests.docs.shell import Shell
-from tests.integrations.tiny import write_model
+from tests.integrations.mlx_lm.tiny import write_model
 
 if TYPE_CHECKING:
     from pathlib import Path

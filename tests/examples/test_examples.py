@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integrations.tiny import write_model
+from tests.integrations.mlx_lm.tiny import write_model
 from tests.support.patience import PATIENCE
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvcache import AllocationError, BusyError
 from tests.support import inside
-from tests.support.faults import allocation_failure, failing
+from tests.support.failures import allocation_failure, failing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

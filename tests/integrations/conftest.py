@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .tiny import write_model
+from tests.integrations.mlx_lm.tiny import write_model
 
 if TYPE_CHECKING:
     from pathlib import Path

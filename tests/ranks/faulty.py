@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvcache import arrays
-from tests.support.faults import Faults, allocation_failure
+from tests.support.failures import Faults, allocation_failure
 
 if TYPE_CHECKING:
     import random

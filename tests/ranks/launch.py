@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from tests.support.patience import PATIENCE
-from tests.support.ring import free_ports, kill_group, ring
+from tests.support.ports import free_ports
+from tests.support.ring import kill_group, ring
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.ranks import counted, diverged, faults
+from tests.ranks import counted, diverged, failing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SCENARIOS: Final = {
-    scenario.__name__: scenario for scenario in (*faults.SCENARIOS, *diverged.SCENARIOS, *counted.SCENARIOS)
+    scenario.__name__: scenario for scenario in (*failing.SCENARIOS, *diverged.SCENARIOS, *counted.SCENARIOS)
 }
 
 

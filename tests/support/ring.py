@@ -9,30 +9,16 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 from contextlib import ExitStack, contextmanager, suppress
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
+
+from tests.support.ports import LOOPBACK, free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
-
-LOOPBACK: Final = "127.0.0.1"
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports in a row that nobody uses."""
-    for _ in range(50):
-        with ExitStack() as held, suppress(OSError, OverflowError):
-            first = held.enter_context(socket.socket())
-            first.bind((LOOPBACK, 0))
-            ports = [first.getsockname()[1] + more for more in range(count)]
-            for port in ports[1:]:
-                held.enter_context(socket.socket()).bind((LOOPBACK, port))
-            return ports
-    raise OSError(f"no {count} free ports in a row on {LOOPBACK}")
 
 
 def ring(

@@ -6,8 +6,8 @@ from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.support.engine import request
 from tests.support.models import MODELS, prompt
+from tests.support.request_loop import request
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
