@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.ranks.launch import launch
-from tests.support.full import many
+from tests.support.full import many, only_full
 from tests.support.patience import PATIENCE
 
 if TYPE_CHECKING:
@@ -41,7 +41,10 @@ def _happened(name: str, outcome: list[Any]) -> list[str]:
     return [f"{name} {what if isinstance(what, str) else 'some' if any(outcome) else 'none'}".strip()]
 
 
-@pytest.mark.parametrize(("ranks", "share", "check"), [(2, 1.0, True), (4, 1.0, False)])
+@pytest.mark.parametrize(
+    ("ranks", "share", "check"),
+    [(2, 1.0, True), (4, 0.3, False), pytest.param(4, 1.0, False, marks=only_full)],
+)
 def test_ranks_agree_on_random_calls(tmp_path: Path, ranks: int, share: float, check: bool) -> None:
     count = max(20, int(OPERATIONS * share))
     runs = [{"operations": count, "seed": SEED, "calm": False}]
