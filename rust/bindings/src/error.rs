@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard};
 
-use kvcache_core::{Broken, Error};
+use kvcache_core::{BrokenInvariant, Error};
 use pyo3::prelude::*;
 
 pyo3::import_exception!(kvcache.errors, BusyError);
@@ -19,7 +19,7 @@ pub(crate) fn to_python(error: &Error) -> PyErr {
     }
 }
 
-pub(crate) fn broken(broken: &Broken) -> PyErr {
+pub(crate) fn broken(broken: &BrokenInvariant) -> PyErr {
     InternalError::new_err(format!("broken invariant: {broken}"))
 }
 

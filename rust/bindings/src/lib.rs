@@ -31,7 +31,7 @@ mod _core {
     #[pymodule_export]
     use crate::types::dropped::{Dropped, Evicted, Joined, Owed};
     #[pymodule_export]
-    use crate::types::found::{Acquired, Match, Piece, Resumed};
+    use crate::types::lookup::{Acquired, Match, Piece, Resumed};
     #[pymodule_export]
     use crate::types::stats::{IndexStats, LabelStats};
     #[pymodule_export]

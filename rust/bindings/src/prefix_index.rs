@@ -9,7 +9,7 @@ use crate::arguments::{Namespace, Policy, Size, limits, not_negative};
 use crate::error::{broken, lock};
 use crate::tokens;
 use crate::types::dropped::Evicted;
-use crate::types::found::Match;
+use crate::types::lookup::Match;
 use crate::types::stats::IndexStats;
 use crate::types::store::Inserted;
 

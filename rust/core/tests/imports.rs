@@ -12,7 +12,7 @@ const LEVELS: &[&[&str]] = &[
     &["evict"],
     &["index"],
     // What `index` is made of, though it belongs to a store.
-    &["store::under_way", "store::request"],
+    &["store::in_flight", "store::request"],
     &["lease"],
     &["trees"],
     &["forest"],

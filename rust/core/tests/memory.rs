@@ -8,8 +8,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use kvcache_core::{
-    Broken, Committed, Dropped, Error, Inserted, LabelAmount, LayoutId, LeaseId, Limits, Match, Need,
-    Outcome, Plan, PlanId, Planned, PrefixIndex, Query, Scope, SegmentId, Stats, Taken, TreeStats,
+    BrokenInvariant, Committed, Dropped, Error, Inserted, LabelAmount, LayoutId, LeaseId, Limits, Match,
+    Need, Outcome, Plan, PlanId, Planned, PrefixIndex, Query, Scope, SegmentId, Stats, Taken, TreeStats,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -189,11 +189,11 @@ impl Index for Counted {
         self.inner.layouts(namespace)
     }
 
-    fn validate(&self) -> Result<(), Broken> {
+    fn validate(&self) -> Result<(), BrokenInvariant> {
         self.inner.validate()?;
         let said = self.inner.stats().index_bytes;
         if said.cast_signed() != self.bytes as i64 {
-            return Err(Broken(format!("index_bytes says {said}, the allocator {}", self.bytes)));
+            return Err(BrokenInvariant(format!("index_bytes says {said}, the allocator {}", self.bytes)));
         }
         Ok(())
     }

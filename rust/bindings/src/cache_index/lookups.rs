@@ -7,7 +7,7 @@ use crate::cache_index::CacheIndex;
 use crate::error::lock;
 use crate::tickets::Lease;
 use crate::tokens::{SpanArgument, Tokens};
-use crate::types::found::{Acquired, Match};
+use crate::types::lookup::{Acquired, Match};
 
 #[pymethods]
 impl CacheIndex {

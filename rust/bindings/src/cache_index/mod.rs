@@ -1,8 +1,8 @@
 //! `CacheIndex`: the two-step protocol of a cache that keeps arrays under the index's ids.
 
 mod evictions;
-mod figures;
 mod lookups;
+mod stats;
 mod stores;
 
 use std::sync::Mutex;

@@ -10,7 +10,7 @@ use crate::radix::slab::Slab;
 #[derive(Debug, Default)]
 pub(crate) struct Arena {
     nodes: Slab<Node>,
-    /// Bytes that live nodes hold on the heap.
+    /// Heap bytes held by live nodes.
     heap_bytes: usize,
 }
 
@@ -28,7 +28,7 @@ impl Arena {
         node
     }
 
-    /// Changes a node in a way that may change what it holds on the heap.
+    /// Changes a node in a way that may change its heap bytes.
     pub(crate) fn alter<R>(&mut self, id: NodeId, change: impl FnOnce(&mut Node) -> R) -> R {
         let node = &mut self[id];
         let before = node.heap_bytes();
@@ -46,7 +46,7 @@ impl Arena {
         self.nodes.iter().map(|(id, node)| (NodeId(id), node))
     }
 
-    /// Bytes that live nodes hold on the heap. O(1).
+    /// Heap bytes held by live nodes. O(1).
     pub(crate) fn heap_bytes(&self) -> usize {
         self.heap_bytes
     }

@@ -6,8 +6,8 @@
 pub(crate) mod names;
 
 use kvcache_core::{
-    Broken, Committed, Dropped, Error, Inserted, LabelAmount, LayoutId, LeaseId, Limits, Match, Need,
-    Outcome, Plan, PlanId, Planned, PrefixIndex, Scope, SegmentId, Stats, Taken, TreeStats,
+    BrokenInvariant, Committed, Dropped, Error, Inserted, LabelAmount, LayoutId, LeaseId, Limits, Match,
+    Need, Outcome, Plan, PlanId, Planned, PrefixIndex, Scope, SegmentId, Stats, Taken, TreeStats,
 };
 
 use super::index::{Index, Store};
@@ -282,7 +282,7 @@ impl Index for Faulty {
         self.inner.layouts(namespace)
     }
 
-    fn validate(&self) -> Result<(), Broken> {
+    fn validate(&self) -> Result<(), BrokenInvariant> {
         self.inner.validate()
     }
 }
