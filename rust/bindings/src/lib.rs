@@ -1,6 +1,6 @@
-//! Python extension module `kvcache._core`: parses arguments, calls the core, maps errors.
-//! It decides nothing.
-// PyO3 hands converted arguments over by value.
+//! The Python extension module `kvcache._core`: parses arguments, calls the core and maps errors. All
+//! decisions are the core's.
+// PyO3 passes converted arguments by value.
 #![allow(clippy::needless_pass_by_value)]
 
 mod arguments;

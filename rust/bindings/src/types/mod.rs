@@ -1,4 +1,4 @@
-//! What calls take and return: plain frozen objects with names for their parts.
+//! Argument and result types: plain frozen objects with named fields.
 
 pub(crate) mod dropped;
 pub(crate) mod lookup;
