@@ -1,4 +1,4 @@
-//! The operations of an index on prompts, as a trait: the driver runs on anything that has them.
+//! The operations of an index on prompts, as a trait, so that the driver can run on any implementation.
 
 use kvcache_core::{
     BrokenInvariant, CheckpointSpec, Committed, Dropped, Error, Inserted, LabelAmount, LayoutId, LeaseId,
@@ -77,7 +77,7 @@ pub(crate) trait Index {
     fn validate(&self) -> Result<(), BrokenInvariant>;
 }
 
-/// Calls `with` on the prompt's query. Without media the ids go in unchecked, as an engine's do.
+/// Calls `with` on the prompt's query. Ids without media are passed unchecked, as an engine passes them.
 pub(crate) fn with_query<R>(
     index: &mut PrefixIndex,
     prompt: &Prompt,
