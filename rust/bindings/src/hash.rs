@@ -8,8 +8,8 @@ use crate::tokens::{SpanArgument, Tokens, spans};
 
 /// Returns 16 bytes that name a namespace, a layout and these tokens, the same in every process.
 ///
-/// `layout` must name the layout wherever hashes are compared. With a 32-byte `secret`, nobody without it
-/// can compute the name; another length raises `ConfigError`. O(len(tokens)).
+/// `layout` must identify the layout in every process that compares hashes. With a 32-byte `secret`, nobody
+/// without it can compute the name; another length raises `ConfigError`. O(len(tokens)).
 #[pyfunction]
 #[pyo3(signature = (tokens, namespace, layout, *, media = Vec::new(), secret = None))]
 pub(crate) fn path_hash(

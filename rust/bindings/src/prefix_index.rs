@@ -81,7 +81,7 @@ impl PrefixIndex {
         Inserted::new(py, inserted)
     }
 
-    /// Evicts the least recently used segments until at least `nbytes` are gone. O(1) amortised each.
+    /// Evicts the least recently used segments until at least `nbytes` are freed. Amortised O(1) each.
     fn evict(&self, nbytes: Size) -> PyResult<Evicted> {
         let need = core::Need { nbytes: not_negative("nbytes", nbytes.0)?, ..core::Need::default() };
         Ok(lock(&self.0)?.evict(need).into())

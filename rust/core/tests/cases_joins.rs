@@ -17,7 +17,7 @@ fn coarse() -> Engine {
 }
 
 /// Nodes and arrays.
-fn figures(engine: &Engine) -> (u64, u64) {
+fn sizes(engine: &Engine) -> (u64, u64) {
     let trees = engine.index.stats().trees;
     (trees.nodes, trees.buffers)
 }
@@ -33,16 +33,16 @@ fn branches_at_every_token_leave_no_fragments() {
     let (lease, ..) = engine.pin(&prompt);
     engine.evict_bytes(u64::MAX / 4);
     engine.release(lease.unwrap());
-    assert_eq!(figures(&engine), (40, 40));
+    assert_eq!(sizes(&engine), (40, 40));
     let (Planned::Already(joined), _) = engine.plan(&span("", &prompt)) else { panic!("it is held") };
-    assert_eq!(figures(&engine), (3, 40), "the caller rewrites the arrays later");
+    assert_eq!(sizes(&engine), (3, 40), "the caller rewrites the arrays later");
     assert_eq!(joined.iter().map(|one| one.replaced.len()).sum::<usize>(), 40);
     let (lease, ..) = engine.pin(&prompt);
     for one in &joined {
         assert!(engine.index.compacted(lease.unwrap(), one.segment, 1));
         engine.index.validate().unwrap();
     }
-    assert_eq!(figures(&engine), (3, 3));
+    assert_eq!(sizes(&engine), (3, 3));
 }
 
 /// A chat that grows token by token is held in nodes of at least a sixteenth of a block, under any labels.
@@ -109,7 +109,7 @@ fn nodes_are_joined_between_checkpoints() {
     for end in 1..=60 {
         engine.mark(&run(0, end));
     }
-    assert_eq!(figures(&engine).0, 2);
+    assert_eq!(sizes(&engine).0, 2);
     let (_, length, checkpoint) = engine.pin(&run(0, 60));
     assert_eq!((length, checkpoint.unwrap().1), (60, 60));
 }
@@ -150,7 +150,7 @@ fn a_plan_below_a_joined_node_commits() {
     engine.evict_units(1);
     engine.put(&run(0, 9));
     assert!(engine.commit(&plan).0);
-    assert_eq!((engine.get(&run(0, 31)), figures(&engine).0), (30, 3));
+    assert_eq!((engine.get(&run(0, 31)), sizes(&engine).0), (30, 3));
 }
 
 /// Only leased segments can be compacted, and only into at most as many parts as they have.
@@ -174,7 +174,7 @@ fn invalid_compactions_are_rejected() {
     assert!(!compacted(lease, segment, 0) && !compacted(lease, segment, 3));
     assert!(compacted(lease, segment, 1));
     assert!(!compacted(lease, segment, 2));
-    assert_eq!(figures(&engine), (1, 1));
+    assert_eq!(sizes(&engine), (1, 1));
 }
 
 fn piece(engine: &mut Engine, end: u32) -> SegmentId {

@@ -92,11 +92,11 @@ fn namespaces_never_mix() {
     assert_eq!((other.length, other.matched, other.reason), (0, 0, Reason::NoEntry));
 
     engine.store(&span("m lora@v2", &prompt.then(&run(100, 150))));
-    let figures = |engine: &Engine, name| engine.index.namespace_stats(name).ntokens;
-    assert_eq!((figures(&engine, "m lora@v1"), figures(&engine, "m lora@v2")), (100, 150));
+    let tokens_held = |engine: &Engine, name| engine.index.namespace_stats(name).ntokens;
+    assert_eq!((tokens_held(&engine, "m lora@v1"), tokens_held(&engine, "m lora@v2")), (100, 150));
     let dropped = engine.index.drop_namespace("m lora@v1");
     assert_eq!((dropped.segments.len(), dropped.amount.tokens), (1, 100));
-    assert_eq!((figures(&engine, "m lora@v1"), figures(&engine, "m lora@v2")), (0, 150));
+    assert_eq!((tokens_held(&engine, "m lora@v1"), tokens_held(&engine, "m lora@v2")), (0, 150));
     assert_eq!(engine.fetch("m lora@v1", &prompt).length, 0);
     assert_eq!(engine.fetch("m lora@v2", &prompt).length, 99);
 }

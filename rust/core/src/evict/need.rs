@@ -1,6 +1,6 @@
 //! How much to evict, and how much room there is.
 
-/// How much to evict. Eviction goes on until every field is met.
+/// How much to evict. Eviction continues until every field is met.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Need {
     /// Bytes.

@@ -68,11 +68,11 @@ impl ContentHash {
 pub struct PathHasher(blake3::Hasher);
 
 impl PathHasher {
-    /// The state before the first token. `layout` must name the layout wherever hashes are compared.
+    /// The state before the first token. `layout` must identify the layout in every process that compares hashes.
     pub fn new(key: &HashKey, namespace: &str, layout: &[u8]) -> Self {
         let mut hasher = blake3::Hasher::new_keyed(&key.0);
         for part in [namespace.as_bytes(), layout] {
-            // The length goes first, so that no two pairs hash the same bytes.
+            // Hash the length first, so that no two pairs hash the same bytes.
             hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
         }
         Self(hasher)

@@ -124,7 +124,7 @@ impl PrefixIndex {
     }
 
     /// Records that the caller has rewritten a segment on a lease's path into `parts` parts, at most the
-    /// number it had. Returns false if the segment is gone, and the rewritten arrays useless. O(nodes on
+    /// number it had. Returns false if the segment is gone and the rewritten arrays are useless. O(nodes on
     /// the path).
     pub fn compacted(&mut self, lease: LeaseId, segment: SegmentId, parts: u32) -> bool {
         let Some(lease) = self.leases.get(lease) else { return false };

@@ -104,7 +104,7 @@ const CALLS: &[Call] = &[
     ("stats", |index| assert!(index.stats().trees.nodes > 0)),
     ("namespace_stats", |index| assert!(index.namespace_stats("nowhere").nodes == 0)),
     ("layouts", |index| drop(index.layouts("7"))),
-    ("figures", |index| {
+    ("counters", |index| {
         let _ = (index.units(), index.leased_bytes(), index.reserved_bytes(), index.free_bytes());
         let _ = (index.nbytes(), index.ntokens(), index.sequences());
     }),

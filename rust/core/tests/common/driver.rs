@@ -247,8 +247,8 @@ impl<I: Index> Driver<I> {
     fn insert(&mut self, prompt: &Prompt, each: u64) -> Outcome {
         let (expected, removed) = self.oracle.insert(BARE, prompt, each, self.clock);
         let actual = valid("insert", self.index.insert(BARE, prompt, each, self.clock))?;
-        let figures = Inserted { evicted: Dropped::default(), ..actual };
-        check_equal("insert", &figures, &expected)?;
+        let counts = Inserted { evicted: Dropped::default(), ..actual };
+        check_equal("insert", &counts, &expected)?;
         self.joined(&[])?;
         self.dropped("insert's eviction", actual.evicted, removed)
     }

@@ -169,14 +169,14 @@ fn store() -> impl Strategy<Value = Store> {
         1 => Just((0, true)),
     ];
     // Sometimes another size than the layout's.
-    let odd = prop_oneof![15 => Just(None), 1 => (0_u64..4).prop_map(Some)];
+    let unusual_size = prop_oneof![15 => Just(None), 1 => (0_u64..4).prop_map(Some)];
     let length = prop_oneof![1 => Just(None), 1 => (0_usize..16).prop_map(Some)];
-    (namespace(), layout, prompt(), checkpoint, odd, 0_u16..3, length).prop_map(
-        |(namespace, (layout, checkpointed), prompt, checkpoint, odd, label, prompt_length)| Store {
+    (namespace(), layout, prompt(), checkpoint, unusual_size, 0_u16..3, length).prop_map(
+        |(namespace, (layout, checkpointed), prompt, checkpoint, unusual_size, label, prompt_length)| Store {
             namespace,
             layout,
             prompt,
-            bytes_per_token: odd.unwrap_or([1, 3, 2, 0][layout as usize]),
+            bytes_per_token: unusual_size.unwrap_or([1, 3, 2, 0][layout as usize]),
             buffers: [1, 2, 1, 0][layout as usize],
             checkpoint: checkpointed.then_some(checkpoint),
             label,

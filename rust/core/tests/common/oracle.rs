@@ -239,20 +239,20 @@ impl Oracle {
         layouts
     }
 
-    pub(crate) fn figures(&self, namespace: &str) -> TreeStats {
-        let mut figures = TreeStats::default();
+    pub(crate) fn stats(&self, namespace: &str) -> TreeStats {
+        let mut stats = TreeStats::default();
         for tree in self.trees.iter().filter(|tree| tree.place.namespace == namespace) {
             let [nbytes, buffers, tokens, segments, checkpoints] = tree.size();
-            figures.nbytes += nbytes;
-            figures.buffers += buffers;
-            figures.ntokens += tokens;
-            figures.segments += segments;
-            figures.nodes += segments;
-            figures.checkpoints += checkpoints;
-            figures.sequences += tree.ends.len() as u64;
-            figures.entries += tree.entries().count() as u64;
+            stats.nbytes += nbytes;
+            stats.buffers += buffers;
+            stats.ntokens += tokens;
+            stats.segments += segments;
+            stats.nodes += segments;
+            stats.checkpoints += checkpoints;
+            stats.sequences += tree.ends.len() as u64;
+            stats.entries += tree.entries().count() as u64;
         }
-        figures
+        stats
     }
 
     pub(crate) fn label(&self, label: u16) -> LabelAmount {

@@ -11,7 +11,7 @@ use crate::{
 /// the deadline keeps the destination and drops it when the disk responds, so no thread ever writes into
 /// memory that someone else uses.
 pub trait Destination: Send + 'static {
-    /// Returns the slices that [`read_range`] takes.
+    /// Returns the slices that [`read_range`](crate::record::read_range) takes.
     ///
     /// Caller guarantees: called once, on a reading thread.
     /// Must: return, array by array, one slice for each index of the axes before the token axis, which holds

@@ -57,7 +57,7 @@ impl<I: Index> Driver<I> {
         let stats = self.index.stats();
         let mut sum = TreeStats::default();
         for namespace in ["a", "b", BARE] {
-            let expected = self.oracle.figures(namespace);
+            let expected = self.oracle.stats(namespace);
             check_equal(&format!("stats of {namespace}"), &self.index.namespace_stats(namespace), &expected)?;
             sum += expected;
             let layouts = self.oracle.layouts(namespace);
