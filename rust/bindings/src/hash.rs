@@ -1,4 +1,4 @@
-//! Path hashes, which name what leaves the process.
+//! Path hashes: names for what leaves the process.
 
 use kvcache_core::{HashKey, PathHasher};
 use pyo3::prelude::*;

@@ -52,7 +52,7 @@ struct DryRun {
 struct Removed {
     checkpoint: bool,
     children: usize,
-    /// Children with the end of a stored sequence at or below them.
+    /// Children that had the end of a stored sequence at or below them.
     ended: usize,
 }
 

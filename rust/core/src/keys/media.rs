@@ -171,7 +171,7 @@ impl MediaTable {
                     tokens: tokens.len(),
                 });
             };
-            // Not those of the spans: they are the engine's placeholders, and may have any value.
+            // Tokens inside spans are placeholders of any value, so only those between spans are checked.
             check_tokens(&tokens[free_from..span.start], free_from)?;
             cuts.push((span.start as u32, end as u32));
             free_from = end;
@@ -210,7 +210,7 @@ impl MediaTable {
 /// The hash of a prompt's path, computed without an index. O(n).
 ///
 /// # Errors
-/// As [`PrefixIndex::media_keys`](crate::PrefixIndex::media_keys).
+/// See [`PrefixIndex::media_keys`](crate::PrefixIndex::media_keys).
 pub fn path_hash(mut before: PathHasher, tokens: &[u32], spans: &[Span<'_>]) -> Result<PathHash, Error> {
     let mut table = MediaTable::default();
     let keys = table.keys(tokens, spans, true)?;

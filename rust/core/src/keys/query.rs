@@ -73,7 +73,7 @@ impl<'a> Query<'a> {
         self.keys.is_empty()
     }
 
-    /// Checks that every span's content is interned, which is not so for keys built for a lookup.
+    /// Checks that every span's content is interned, as it may not be in keys built for a lookup.
     pub(crate) fn check_contents(&self) -> Result<(), Error> {
         let unknown = self.cuts.starts().find(|at| self.keys[*at] == UNKNOWN_MEDIA);
         unknown.map_or(Ok(()), |position| Err(Error::InvalidToken { position, key: UNKNOWN_MEDIA }))

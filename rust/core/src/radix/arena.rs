@@ -15,13 +15,13 @@ pub(crate) struct Arena {
 }
 
 impl Arena {
-    /// Amortised O(1).
+    /// Adds a node. Amortised O(1).
     pub(crate) fn add(&mut self, node: Node) -> NodeId {
         self.heap_bytes += node.heap_bytes();
         NodeId(self.nodes.add(node))
     }
 
-    /// Amortised O(1).
+    /// Removes a node. Amortised O(1).
     pub(crate) fn remove(&mut self, id: NodeId) -> Node {
         let node = self.nodes.remove(id.0);
         self.heap_bytes -= node.heap_bytes();

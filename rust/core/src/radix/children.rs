@@ -40,13 +40,13 @@ pub(crate) struct Many {
     trimmable: usize,
     /// Children with the end of a stored sequence in their subtree.
     ended: usize,
-    /// Keys of the trimmable children, the smallest on top. May also hold keys of children that no longer
-    /// are, but never on top.
+    /// Keys of those with a trimmable checkpoint, the smallest on top. May also hold stale keys, but never
+    /// on top.
     first: BinaryHeap<Reverse<u32>>,
 }
 
 impl Children {
-    /// O(1).
+    /// The child under `key`. O(1).
     pub(crate) fn get(&self, key: u32) -> Option<NodeId> {
         match self {
             Self::None => None,

@@ -44,7 +44,7 @@ impl<T> Default for Slab<T> {
 }
 
 impl<T> Slab<T> {
-    /// Amortised O(1).
+    /// Adds a value. Amortised O(1).
     pub(crate) fn add(&mut self, value: T) -> u32 {
         if self.open.is_empty() {
             self.open.push(self.chunks.len() as u32);

@@ -10,7 +10,7 @@ use crate::tables::shrink;
 use crate::trees::grow::SegmentShape;
 use crate::work::visit;
 
-/// A store from its draft to its commit or abort.
+/// A store that has been drafted, until its commit or abort.
 #[derive(Clone, Debug)]
 pub(crate) struct Draft {
     pub(super) namespace: Box<str>,
@@ -61,7 +61,7 @@ impl HeapBytes for Draft {
     }
 }
 
-/// A plan until its commit or abort.
+/// A plan that has not been committed or aborted.
 #[derive(Debug)]
 pub(crate) struct Pending {
     pub(crate) draft: Draft,

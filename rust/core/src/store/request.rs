@@ -74,7 +74,7 @@ pub struct Split {
     pub at: usize,
 }
 
-/// A store that has room.
+/// A store with its room reserved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// Pass this to commit or abort.
@@ -85,7 +85,7 @@ pub struct Plan {
     pub matched: usize,
     /// What to copy, in order.
     pub segments: Vec<NewSegment>,
-    /// What to cut.
+    /// The segment to split.
     pub split: Option<Split>,
     /// Id of the checkpoint to copy.
     pub checkpoint: Option<CheckpointId>,
@@ -109,7 +109,7 @@ pub enum Planned {
 pub struct Committed {
     /// The tree changed since the plan, and nothing was stored: plan again.
     pub stale: bool,
-    /// What a split replaced and thinning of checkpoints dropped. Not evictions.
+    /// What a split replaced, and what thinning of checkpoints dropped. These are not evictions.
     pub dropped: Dropped,
     /// Segments, old or of this store, that were joined.
     pub joined: Vec<Joined>,

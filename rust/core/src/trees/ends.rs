@@ -6,8 +6,8 @@
 //! thing.
 //!
 //! Hence in a tree of full-attention layers a node has at most one entry: its last end, unless there is an
-//! end below one of its children. Each node knows which of its children have one; `propagate` maintains
-//! that in amortised O(1) per call, since it clears a flag at most once per store that set it.
+//! end at or below one of its children. Each node knows for which children that is so; `propagate` maintains
+//! this in amortised O(1) per call, since it clears a flag at most once per store that set it.
 
 use crate::ids::NodeId;
 use crate::radix::children::Summary;

@@ -9,8 +9,8 @@ use crate::order::policy::Removal;
 use crate::radix::node::{End, Run};
 use crate::trees::Trees;
 
-/// Nodes that together are at most this fraction of a block are joined even across the end of a store.
-const SMALL_FRACTION: usize = 16;
+/// Nodes that together have at most `grain / SMALL` tokens are joined even across the end of a store.
+const SMALL: usize = 16;
 
 /// Segments that were joined into one, in token order.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,7 +57,7 @@ impl Trees {
             && parent.leases == node.leases
             && (parent.bytes_per_token, parent.buffers) == (node.bytes_per_token, node.buffers)
             && parent.start() / grain == (node.end as usize - 1) / grain
-            && (parent.len() + tokens <= grain / SMALL_FRACTION
+            && (parent.len() + tokens <= grain / SMALL
                 || !parent.ends().iter().any(|end| end.at as usize == parent.len()))
     }
 

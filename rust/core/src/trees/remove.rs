@@ -83,7 +83,7 @@ impl Trees {
         }
     }
 
-    /// Removes a node's checkpoint and the store's end that it served; the node's KV stays.
+    /// Removes a node's checkpoint, and the end of the store it belongs to. The node's KV stays.
     pub(crate) fn remove_checkpoint(&mut self, id: NodeId, dropped: &mut Dropped) {
         self.take_checkpoint(id, dropped);
         self.propagate(id, self.arena[id].summary());

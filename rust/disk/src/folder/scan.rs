@@ -108,7 +108,7 @@ fn digests(
 }
 
 impl Locked<'_> {
-    /// Counts every file, rebuilds the index, and removes what dead processes left behind. O(files). The lock
+    /// Counts every file, rebuilds the index, and removes leftovers of dead processes. O(files). The lock
     /// is held, so no records are added during the scan; readers may remove some, so the count can only be too
     /// high.
     pub(super) fn scan(&mut self) -> io::Result<()> {

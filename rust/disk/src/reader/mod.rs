@@ -22,7 +22,7 @@ pub use want::{Destination, Outcome, Want};
 pub struct Reader {
     folder: Arc<Folder>,
     threads: usize,
-    /// Threads that calls have left behind, still blocked on the disk.
+    /// Threads that have outlived their call because the disk still blocks them.
     stuck: Arc<AtomicUsize>,
 }
 

@@ -14,8 +14,8 @@ pub trait Destination: Send + 'static {
     /// Returns the slices that [`read_range`](crate::record::read_range) takes.
     ///
     /// Caller guarantees: called once, on a reading thread.
-    /// Must: return, array by array, one slice for each index of the axes before the token axis, which holds
-    /// the range's rows.
+    /// Must: return, array by array, one slice of the range's rows for each index of the axes before the token
+    /// axis.
     fn slices(&mut self) -> Vec<&mut [u8]>;
 }
 
