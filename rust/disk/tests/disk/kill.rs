@@ -33,7 +33,7 @@ pub(crate) fn child(test: &str, variables: &[(&str, &str)]) -> Child {
 
 #[test]
 #[ignore = "other tests run it as a child process"]
-fn write_for_ever() {
+fn write_forever() {
     let root = std::env::var("KVCACHE_TEST_ROOT").unwrap();
     let seed: u32 = std::env::var("KVCACHE_TEST_SEED").unwrap().parse().unwrap();
     let folder = plain(root.as_ref(), MAX_BYTES);
@@ -74,7 +74,7 @@ fn records_published_before_a_kill_are_correct() {
     for round in 0..count(30, 1000) {
         let seed = (round * 100_000).to_string();
         let mut child =
-            child("kill::write_for_ever", &[("KVCACHE_TEST_ROOT", path), ("KVCACHE_TEST_SEED", &seed)]);
+            child("kill::write_forever", &[("KVCACHE_TEST_ROOT", path), ("KVCACHE_TEST_SEED", &seed)]);
         let before = disk_usage(root.path());
         // Wait until it has started, so that most kills hit a write.
         let mut waited = 0;
