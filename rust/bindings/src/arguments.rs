@@ -1,4 +1,4 @@
-//! Arguments as Python gives them, each checked in one place.
+//! Arguments from Python, each checked in one place.
 
 use kvcache_core as core;
 use pyo3::Borrowed;
@@ -33,7 +33,7 @@ pub(crate) fn limits(
     })
 }
 
-/// A size as Python gives it: no bool. What does not fit 63 bits is out of every range.
+/// A size argument. Rejects bools, and anything beyond 63 bits.
 pub(crate) struct Size(pub(crate) i64);
 
 impl<'a, 'py> FromPyObject<'a, 'py> for Size {
@@ -52,7 +52,7 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Size {
     }
 }
 
-/// A namespace. One that has no bytes (a lone surrogate) is refused by a sentence.
+/// A namespace argument. Rejects a str that cannot be encoded as UTF-8 (a lone surrogate).
 #[derive(Default)]
 pub(crate) struct Namespace(pub(crate) String);
 
@@ -61,20 +61,20 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Namespace {
 
     fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
         let Ok(text) = object.cast::<PyString>() else {
-            let found = type_name(&object);
-            return Err(PyTypeError::new_err(format!("namespace must be a str, found {found}")));
+            let name = type_name(&object);
+            return Err(PyTypeError::new_err(format!("namespace must be a str, found {name}")));
         };
         text.to_cow().map(|text| Self(text.into_owned())).or_else(|_| {
             let shown = object.repr()?;
             Err(ConfigError::new_err(format!(
-                "namespace must be a text without lone surrogates, found {}",
+                "namespace must be a str without lone surrogates, found {}",
                 shown.to_string_lossy()
             )))
         })
     }
 }
 
-/// An eviction policy, given by its name.
+/// An eviction policy argument, by name.
 #[derive(Default)]
 pub(crate) struct Policy(core::Policy);
 
@@ -83,8 +83,8 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Policy {
 
     fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
         let Ok(name) = object.cast::<PyString>() else {
-            let found = type_name(&object);
-            return Err(PyTypeError::new_err(format!("policy must be a str, found {found}")));
+            let name = type_name(&object);
+            return Err(PyTypeError::new_err(format!("policy must be a str, found {name}")));
         };
         let name = name.to_string_lossy();
         core::Policy::named(&name).map(Self).ok_or_else(|| {
@@ -104,12 +104,12 @@ pub(crate) fn not_negative(name: &str, value: i64) -> PyResult<u64> {
         .map_err(|_| ConfigError::new_err(format!("{name} must not be negative, found {value}")))
 }
 
-/// A bool is no integer here. Python's or numpy's, which older versions of numpy let pass as an integer,
-/// with a warning.
+/// Whether `item` is a Python or numpy bool. Both convert to integers (numpy's with a warning in older
+/// versions), but a bool is never meant as a size or a token id.
 pub(crate) fn is_boolean(item: &Bound<'_, PyAny>) -> bool {
     item.is_instance_of::<PyBool>() || matches!(type_name(item).as_str(), "bool" | "bool_")
 }
 
-pub(crate) fn type_name(found: &Bound<'_, PyAny>) -> String {
-    found.get_type().name().map_or_else(|_| "an object".to_owned(), |name| name.to_string())
+pub(crate) fn type_name(object: &Bound<'_, PyAny>) -> String {
+    object.get_type().name().map_or_else(|_| "an object".to_owned(), |name| name.to_string())
 }

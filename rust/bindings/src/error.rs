@@ -1,8 +1,8 @@
-//! The only place that turns a core error into a Python one.
+//! The only place that maps core errors to Python exceptions.
 
 use std::sync::{Mutex, MutexGuard};
 
-use kvcache_core::{Broken, Error};
+use kvcache_core::{BrokenInvariant, Error};
 use pyo3::prelude::*;
 
 pyo3::import_exception!(kvcache.errors, BusyError);
@@ -19,12 +19,12 @@ pub(crate) fn to_python(error: &Error) -> PyErr {
     }
 }
 
-pub(crate) fn broken(broken: &Broken) -> PyErr {
+pub(crate) fn invariant(broken: &BrokenInvariant) -> PyErr {
     InternalError::new_err(format!("broken invariant: {broken}"))
 }
 
-/// Locks an index. A panic inside an earlier call may have left it half changed, so the lock
-/// stays poisoned and says so.
+/// Locks an index. An earlier call that panicked may have left it half changed, so a poisoned lock is an
+/// error.
 pub(crate) fn lock<T>(index: &Mutex<T>) -> PyResult<MutexGuard<'_, T>> {
     index.lock().map_err(|_| InternalError::new_err("the index is unusable: an earlier call on it panicked"))
 }

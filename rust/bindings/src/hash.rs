@@ -1,4 +1,4 @@
-//! The hash of a path, for what leaves the process.
+//! Path hashes: names for what leaves the process.
 
 use kvcache_core::{HashKey, PathHasher};
 use pyo3::prelude::*;
@@ -6,10 +6,10 @@ use pyo3::prelude::*;
 use crate::error::{ConfigError, to_python};
 use crate::tokens::{SpanArgument, Tokens, spans};
 
-/// 16 bytes that name a namespace, a layout and these tokens: the same in every process.
+/// Returns 16 bytes that name a namespace, a layout and these tokens, the same in every process.
 ///
-/// `layout` is what names the layout wherever hashes are compared; `secret`, of 32 bytes, makes names that
-/// nobody without it can compute. Raises `ConfigError` for another length. O(len(tokens)).
+/// `layout` must identify the layout in every process that compares hashes. With a 32-byte `secret`, nobody
+/// without it can compute the name; another length raises `ConfigError`. O(len(tokens)).
 #[pyfunction]
 #[pyo3(signature = (tokens, namespace, layout, *, media = Vec::new(), secret = None))]
 pub(crate) fn path_hash(

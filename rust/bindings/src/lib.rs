@@ -1,6 +1,6 @@
-//! Python extension module `kvcache._core`: parses arguments, calls the core, maps errors.
-//! It decides nothing.
-// PyO3 hands converted arguments over by value.
+//! The Python extension module `kvcache._core`: parses arguments, calls the core and maps errors. All
+//! decisions are the core's.
+// PyO3 passes converted arguments by value.
 #![allow(clippy::needless_pass_by_value)]
 
 mod arguments;
@@ -31,7 +31,7 @@ mod _core {
     #[pymodule_export]
     use crate::types::dropped::{Dropped, Evicted, Joined, Owed};
     #[pymodule_export]
-    use crate::types::found::{Acquired, Match, Piece, Resumed};
+    use crate::types::lookup::{Acquired, Match, Piece, Resumed};
     #[pymodule_export]
     use crate::types::stats::{IndexStats, LabelStats};
     #[pymodule_export]

@@ -1,4 +1,4 @@
-//! `PrefixIndex`: the index by itself, bookkeeping only.
+//! `PrefixIndex`: the index on its own, for bookkeeping.
 
 use std::sync::Mutex;
 
@@ -6,17 +6,17 @@ use kvcache_core as core;
 use pyo3::prelude::*;
 
 use crate::arguments::{Namespace, Policy, Size, limits, not_negative};
-use crate::error::{broken, lock};
+use crate::error::{invariant, lock};
 use crate::tokens;
 use crate::types::dropped::Evicted;
-use crate::types::found::Match;
+use crate::types::lookup::Match;
 use crate::types::stats::IndexStats;
 use crate::types::store::Inserted;
 
-/// A native prefix tree over token ids with LRU eviction and a byte ledger; bookkeeping only.
+/// A native prefix tree over token ids with LRU eviction and a byte ledger. Bookkeeping only.
 ///
-/// For schedulers, routers and simulation: it holds no arrays and imports no MLX. Safe to share between
-/// threads. Raises `ConfigError` for a limit or size that is negative or beyond 63 bits.
+/// For schedulers, routers and simulators: it holds no arrays and does not import MLX. Safe to share
+/// between threads. Raises `ConfigError` if a limit or size is negative or exceeds 63 bits.
 #[pyclass(frozen, module = "kvcache._core")]
 pub(crate) struct PrefixIndex(Mutex<core::PrefixIndex>);
 
@@ -38,11 +38,11 @@ impl PrefixIndex {
         Ok(Self(Mutex::new(core::PrefixIndex::new(limits))))
     }
 
-    /// Finds the longest stored prefix of `tokens`: `length` tokens, all of them where all are stored.
+    /// Finds the longest stored prefix of `tokens`; `length` tokens of it are reusable, up to all of them.
     ///
-    /// With `touch` it becomes the most recently used; otherwise nothing changes. O(len(tokens)); the
-    /// number of stored prompts plays no part. Raises `TokenError` for an id outside 0..2³¹-1 anywhere
-    /// in `tokens`, `TypeError` for tokens of another type.
+    /// With `touch`, it becomes the most recently used; otherwise nothing changes. O(len(tokens)),
+    /// independent of the number of stored prompts. Raises `TokenError` if any id in `tokens` is outside
+    /// 0..2³¹-1, and `TypeError` if `tokens` has another type.
     #[pyo3(
         signature = (tokens, *, namespace = Namespace::default(), touch = true),
         text_signature = "($self, tokens, *, namespace='', touch=True)"
@@ -51,16 +51,16 @@ impl PrefixIndex {
         let tokens = tokens::read(tokens)?;
         let mut index = lock(&self.0)?;
         let length = tokens.keys().len();
-        let found = tokens.with_query(&mut index, length, &[], false, |index, query| {
+        let prefix = tokens.with_query(&mut index, length, &[], false, |index, query| {
             index.match_prefix(&namespace.0, query, length, touch.then_some(0))
         });
-        found.map(Match::from)
+        prefix.map(Match::from)
     }
 
-    /// Plans, evicts and commits in one step, bookkeeping only: each token counts `bytes_per_token`.
+    /// Plans, evicts and commits in one step. Bookkeeping only: each token counts `bytes_per_token`.
     ///
-    /// The longest prefix that fits the limits is kept: `length` tokens, of which `new_tokens` were not
-    /// held before; `evicted` made room for them. O(len(tokens)). Raises as `match_prefix`.
+    /// Keeps the longest prefix that fits the limits: `length` tokens, of which `new_tokens` were not held
+    /// before. `evicted` is what made room for them. O(len(tokens)). Raises the same as `match_prefix`.
     #[pyo3(
         signature = (tokens, *, namespace = Namespace::default(), bytes_per_token = Size(1)),
         text_signature = "($self, tokens, *, namespace='', bytes_per_token=1)"
@@ -81,7 +81,7 @@ impl PrefixIndex {
         Inserted::new(py, inserted)
     }
 
-    /// Evicts the least recently used segments until at least `nbytes` are gone. O(1) amortised each.
+    /// Evicts the least recently used segments until at least `nbytes` are freed. Amortised O(1) each.
     fn evict(&self, nbytes: Size) -> PyResult<Evicted> {
         let need = core::Need { nbytes: not_negative("nbytes", nbytes.0)?, ..core::Need::default() };
         Ok(lock(&self.0)?.evict(need).into())
@@ -92,13 +92,14 @@ impl PrefixIndex {
         Ok(lock(&self.0)?.clear().into())
     }
 
-    /// Figures as they are now. O(1).
+    /// Current statistics. O(1).
     fn stats(&self) -> PyResult<IndexStats> {
         Ok(lock(&self.0)?.stats().into())
     }
 
-    /// Recomputes every counter and link; raises `InternalError` naming what is broken. O(everything).
+    /// Recomputes every counter and link. Raises `InternalError` that names the first broken invariant.
+    /// O(everything).
     fn validate(&self) -> PyResult<()> {
-        lock(&self.0)?.validate().map_err(|found| broken(&found))
+        lock(&self.0)?.validate().map_err(|broken| invariant(&broken))
     }
 }

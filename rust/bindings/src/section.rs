@@ -1,9 +1,9 @@
-//! `SectionLock`: mutual exclusion between threads that knows its own thread.
+//! `SectionLock`: a lock between threads that knows its owner.
 //!
-//! `CPython` may run a finalizer, a generator's close or a signal handler between any two bytecodes, also
-//! of a block that holds a lock. One that called into the cache would wait for its own thread for ever.
-//! This lock is entered and left by native code alone, so it always knows who holds it, and refuses to
-//! be entered twice instead of waiting.
+//! `CPython` may run a finalizer, a generator's close or a signal handler between any two bytecodes, even
+//! inside a block that holds a lock. If that code calls into the cache, an ordinary lock would deadlock.
+//! This lock is acquired and released in native code only, so it always knows its owner, and raises an
+//! error on re-entry instead of waiting.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
@@ -21,7 +21,7 @@ pub(crate) struct SectionLock {
 }
 
 impl SectionLock {
-    /// The inner mutex is held for a few instructions, none of which can panic.
+    /// The inner mutex is held for a few instructions that cannot panic.
     fn owner(&self) -> MutexGuard<'_, Option<ThreadId>> {
         self.owner.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -42,7 +42,7 @@ impl SectionLock {
         Self::default()
     }
 
-    /// Waits for other threads, without the GIL.
+    /// Waits for other threads with the GIL released.
     fn __enter__(&self, py: Python<'_>) -> PyResult<()> {
         let me = thread::current().id();
         {
@@ -54,8 +54,8 @@ impl SectionLock {
                 }
                 Some(other) if other == me => {
                     return Err(BusyError::new_err(
-                        "this thread is in the middle of another call on this cache, which a signal handler \
-                         or a finalizer interrupted; call again once that has returned",
+                        "this thread is already inside a call on this cache, which a signal handler or a \
+                         finalizer interrupted; call again after it has returned",
                     ));
                 }
                 Some(_) => {}

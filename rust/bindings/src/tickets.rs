@@ -1,29 +1,29 @@
-//! Leases and plans as objects: whoever lets go of one without ending it gives it back.
+//! Tickets: leases, plans and rooms as Python objects that end themselves when they are collected.
 //!
-//! An exception can arrive between any two bytecodes, also between the call that made a lease and the
-//! assignment that would have kept it. A ticket that is collected puts its id on a list, and the index
-//! ends what is on it before its next call.
+//! An exception can arrive between any two bytecodes, even between the call that creates a lease and the
+//! assignment that would keep it. A ticket that is collected before it ends adds its id to a list, and the
+//! cache ends everything on the list before its next call.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::prelude::*;
 
-/// The ids of arrays that a plan announced.
+/// The array ids that a plan announced.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Announced {
     pub(crate) segments: Vec<u64>,
     pub(crate) checkpoint: Option<u64>,
 }
 
-/// What was collected without having been ended.
+/// A ticket that was collected before it ended.
 pub(crate) enum Abandoned {
     Lease(u64),
     Plan(u64, Announced),
     Room(u64, u64),
 }
 
-/// Where collected tickets go. Never held while Python runs.
+/// The list of abandoned tickets. Its lock is never held while Python code runs.
 #[derive(Clone, Default)]
 pub(crate) struct Abandonments(Arc<Inner>);
 
@@ -39,7 +39,7 @@ impl Abandonments {
         self.0.any.store(true, Ordering::Release);
     }
 
-    /// One load.
+    /// Whether the list is non-empty. One atomic load.
     pub(crate) fn any(&self) -> bool {
         self.0.any.load(Ordering::Acquire)
     }
@@ -51,7 +51,7 @@ impl Abandonments {
     }
 }
 
-/// A path that eviction leaves alone, until it is released or collected.
+/// Protects a path from eviction until it is released or collected.
 #[pyclass(frozen, module = "kvcache._core")]
 pub(crate) struct Lease {
     pub(crate) id: u64,
@@ -78,7 +78,7 @@ impl Drop for Lease {
     }
 }
 
-/// A draft or a plan between its making and its commit or abort.
+/// A draft or a plan, until its commit or abort.
 #[pyclass(frozen, module = "kvcache._core")]
 pub(crate) struct Plan {
     pub(crate) id: u64,
@@ -107,7 +107,7 @@ impl Drop for Plan {
     }
 }
 
-/// Room under the limits for arrays that are being made.
+/// Room reserved under the limits for arrays that are being created.
 #[pyclass(frozen, module = "kvcache._core")]
 pub(crate) struct Room {
     pub(crate) nbytes: u64,

@@ -1,4 +1,4 @@
-//! The only file that knows about buffers: token ids out of whatever Python holds them in.
+//! Reads token ids from any Python object that holds them. The only file that handles buffers.
 
 use kvcache_core::{Error, MAX_TOKEN, MediaKeys, PrefixIndex, Query, Span, check_tokens};
 use pyo3::Borrowed;
@@ -12,13 +12,13 @@ use pyo3::types::{PyBytes, PyInt, PyList, PyString, PyTuple};
 use crate::arguments::{is_boolean, type_name};
 use crate::error::{ConfigError, TokenError, to_python};
 
-/// A media span as the Python layer passes it: start, length, digest.
+/// A media span from Python: start, length, digest.
 pub(crate) type SpanArgument = (usize, usize, Vec<u8>);
 
-/// Token ids read once, for calls that need them several times.
+/// Token ids, read once for several calls.
 ///
-/// A contiguous 32-bit buffer (array.array, numpy, mlx) is kept as it is, without a copy;
-/// anything else is converted. O(n) for lists and other widths, O(1) for 32-bit buffers.
+/// Keeps a contiguous 32-bit buffer (array.array, numpy, mlx) without copying it, in O(1); converts
+/// anything else, in O(n).
 #[pyclass(frozen, module = "kvcache._core")]
 pub(crate) struct Tokens(Source);
 
@@ -40,7 +40,7 @@ impl Tokens {
         Ok(Self(Source::Owned([self.keys(), &more].concat())))
     }
 
-    /// A copy of the first `length` tokens, or of all where there are fewer.
+    /// A copy of the first `length` tokens, or of all if there are fewer.
     fn head(&self, length: usize) -> Self {
         let keys = self.keys();
         Self(Source::Owned(keys[..length.min(keys.len())].to_vec()))
@@ -57,9 +57,9 @@ impl Tokens {
 impl Tokens {
     pub(crate) fn keys(&self) -> &[u32] {
         match &self.0 {
-            // SAFETY: `read` made sure that this is a contiguous run of `length` aligned 32-bit
-            // integers, and the buffer stays exported while `self` lives. A caller who writes to
-            // it meanwhile races with the read, as with any reader of a Python buffer; every bit
+            // SAFETY: `from_buffer` checks that this is a contiguous run of `length` aligned 32-bit
+            // integers, and the buffer stays exported while `self` lives. A caller that writes to it
+            // at the same time races with the read, as with any reader of a Python buffer; every bit
             // pattern is a valid u32.
             #[allow(unsafe_code)]
             Source::Buffer(buffer, length) if *length > 0 => unsafe {
@@ -70,7 +70,7 @@ impl Tokens {
         }
     }
 
-    /// Calls `with` on the query for the first `length` tokens, media ids written in.
+    /// Calls `with` on the query for the first `length` tokens, with media ids filled in.
     pub(crate) fn with_query<R>(
         &self,
         index: &mut PrefixIndex,
@@ -81,7 +81,7 @@ impl Tokens {
     ) -> PyResult<R> {
         let (keys, rest) = self.keys().split_at(length);
         let result = if media.is_empty() {
-            // What is not part of the key is checked too: a bad id is an error wherever it is.
+            // The tokens past the key are checked too: an invalid id is an error at any position.
             check_tokens(rest, length).and_then(|()| with(index, &Query::tokens(keys)))
         } else {
             let spans = spans(media);
@@ -107,8 +107,7 @@ pub(crate) fn spans(media: &[SpanArgument]) -> Vec<Span<'_>> {
     media.iter().map(|(start, length, digest)| Span { start: *start, length: *length, digest }).collect()
 }
 
-/// Reads token ids from a list, a tuple, or an integer array with one dimension, or with two of
-/// which the first is 1.
+/// Reads token ids from a list, a tuple, or an integer array with one dimension, or two if the first is 1.
 pub(crate) fn read(tokens: &Bound<'_, PyAny>) -> PyResult<Tokens> {
     if let Ok(list) = tokens.cast::<PyList>() {
         return from_list(list).map(|tokens| Tokens(Source::Owned(tokens)));
@@ -126,7 +125,7 @@ pub(crate) fn read(tokens: &Bound<'_, PyAny>) -> PyResult<Tokens> {
     }
 }
 
-/// An array may have to be computed first, and that can fail for reasons of its own.
+/// Maps an error from exporting a buffer. Exporting a lazy array evaluates it, which can fail in its own ways.
 fn unreadable(tokens: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
     let py = tokens.py();
     if error.is_instance_of::<PyTypeError>(py) || error.is_instance_of::<PyBufferError>(py) {
@@ -142,14 +141,14 @@ fn unreadable(tokens: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
     error
 }
 
-fn wrong_type(found: &Bound<'_, PyAny>) -> PyErr {
-    let name = type_name(found);
+fn wrong_type(tokens: &Bound<'_, PyAny>) -> PyErr {
+    let name = type_name(tokens);
     PyTypeError::new_err(format!(
         "tokens must be a list, a tuple or a 1-D integer array of token ids, found {name}"
     ))
 }
 
-/// The fast path takes exact `int`s only: no call back into Python can change the list meanwhile.
+/// The fast path takes exact `int`s only, so that no call into Python can change the list during the loop.
 #[allow(unsafe_code)]
 fn from_list(list: &Bound<'_, PyList>) -> PyResult<Vec<u32>> {
     let mut tokens = Vec::with_capacity(list.len());
@@ -157,8 +156,8 @@ fn from_list(list: &Bound<'_, PyList>) -> PyResult<Vec<u32>> {
     {
         let mut read = 0;
         for (at, slot) in tokens.spare_capacity_mut()[..list.len()].iter_mut().enumerate() {
-            // `PyLong_AsSize_t` looks at the digits at once; `PyLong_AsLong` calls a second
-            // function that reports overflow, which made the whole loop half as slow again.
+            // `PyLong_AsSize_t` reads the digits directly. `PyLong_AsLong` calls a second function to
+            // report overflow, which makes the loop 50 % slower.
             // SAFETY: the GIL is held and `at` is below the length; the borrowed item is read before
             // any other code can run. `PyLong_AsSize_t` of an exact int runs no Python code.
             let value = unsafe {
@@ -174,9 +173,9 @@ fn from_list(list: &Bound<'_, PyList>) -> PyResult<Vec<u32>> {
             slot.write(value as u32);
             read = at + 1;
         }
-        // SAFETY: the first `read` slots were written.
+        // SAFETY: the first `read` slots are initialised.
         unsafe { tokens.set_len(read) };
-        // A negative or very large item has left an exception set.
+        // A negative or very large item leaves an exception set.
         drop(PyErr::take(list.py()));
     }
     while tokens.len() < list.len() {
@@ -186,7 +185,7 @@ fn from_list(list: &Bound<'_, PyList>) -> PyResult<Vec<u32>> {
     Ok(tokens)
 }
 
-/// One token id, or the error that names its position and value.
+/// Converts one token id. The error names its position and value.
 fn token(item: &Bound<'_, PyAny>, at: usize) -> PyResult<u32> {
     let integer = item.is_exact_instance_of::<PyInt>() || !is_boolean(item);
     let value: Option<i64> = if integer { item.extract().ok() } else { None };
@@ -214,7 +213,7 @@ fn out_of_range(value: &str, at: usize) -> PyErr {
     TokenError::new_err(format!("token ids must be from 0 to {MAX_TOKEN}, found {value} at position {at}"))
 }
 
-/// Prefixes of element formats in the other byte order.
+/// Prefixes of element formats in foreign byte order.
 const FOREIGN: &[u8] = if cfg!(target_endian = "little") { b">!" } else { b"<" };
 
 fn from_buffer(object: &Bound<'_, PyAny>, buffer: PyUntypedBuffer) -> PyResult<Tokens> {
@@ -259,13 +258,13 @@ fn from_buffer(object: &Bound<'_, PyAny>, buffer: PyUntypedBuffer) -> PyResult<T
     }
 }
 
-/// Reads element by element, whatever the strides and the alignment.
+/// Reads element by element, at any strides and alignment.
 fn convert<T: Copy + TryInto<i64> + std::fmt::Display>(buffer: &PyUntypedBuffer) -> PyResult<Tokens> {
     let rows = buffer.dimensions() == 2;
     let mut tokens = Vec::with_capacity(buffer.item_count());
     for at in 0..buffer.item_count() {
         let element = if rows { buffer.get_ptr(&[0, at]) } else { buffer.get_ptr(&[at]) };
-        // SAFETY: the index is inside the buffer's shape, and `T` has its elements' size and format.
+        // SAFETY: the index is within the buffer's shape, and `T` has the size and format of its elements.
         #[allow(unsafe_code)]
         let value: T = unsafe { element.cast::<T>().read_unaligned() };
         let token = value.try_into().ok().and_then(|value| u32::try_from(value).ok());

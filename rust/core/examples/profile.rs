@@ -1,10 +1,10 @@
-//! One kind of work over and over, for a profiler: `profile lookup|miss|insert [tokens]`.
+//! Repeats one operation for a profiler: `profile lookup|miss|insert [tokens]`.
 
 use std::hint::black_box;
 
 use kvcache_core::{Limits, PrefixIndex, Query};
 
-/// Keys compared or copied in all, whatever the length of one prompt.
+/// Total number of keys to compare or copy, regardless of the prompt length.
 const KEYS: usize = 6_000_000_000;
 
 fn prompt(number: u32, tokens: usize) -> Vec<u32> {
@@ -30,7 +30,7 @@ fn main() {
                 black_box(index.match_prefix("", &query, tokens, None).expect("valid tokens"));
             }
         }
-        // A full index: what comes in puts as much out.
+        // The index is full, so each insert evicts.
         "insert" => {
             let prompts: Vec<Vec<u32>> = (0..256).map(|number| prompt(number, tokens)).collect();
             for at in 0..times / 8 {
@@ -38,6 +38,6 @@ fn main() {
                 black_box(index.insert("", &query, 1, 0).expect("valid tokens"));
             }
         }
-        other => panic!("there is no work {other:?}: lookup, miss or insert"),
+        other => panic!("unknown operation {other:?}: use lookup, miss or insert"),
     }
 }

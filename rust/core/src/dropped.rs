@@ -1,29 +1,29 @@
-//! What a call took out of the index.
+//! What a call removed from the index.
 
 use crate::ids::{CheckpointId, SegmentId};
 use crate::ledger::Amount;
 
-/// What left the index: the caller drops the arrays under these ids.
+/// What a call removed from the index: the caller drops the arrays under these ids.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dropped {
-    /// Segments, in the order in which they were removed.
+    /// Segments, in order of removal.
     pub segments: Vec<SegmentId>,
-    /// Checkpoints, likewise.
+    /// Checkpoints, in order of removal.
     pub checkpoints: Vec<CheckpointId>,
-    /// What the ledger lost with them. A segment that a split replaced counts nothing: its halves
+    /// What the ledger no longer holds. A segment replaced by a split counts as zero, since its halves
     /// hold the same tokens.
     pub amount: Amount,
-    /// Units of eviction.
+    /// Number of eviction units.
     pub units: u64,
 }
 
 impl Dropped {
-    /// Whether nothing left.
+    /// Whether nothing was removed.
     pub fn is_empty(&self) -> bool {
         self.segments.is_empty() && self.checkpoints.is_empty()
     }
 
-    /// Appends what another step dropped.
+    /// Appends what another step removed.
     pub fn extend(&mut self, other: Self) {
         self.segments.extend(other.segments);
         self.checkpoints.extend(other.checkpoints);

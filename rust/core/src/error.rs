@@ -1,35 +1,35 @@
-//! What can go wrong, and a broken invariant's name.
+//! Errors, and broken invariants.
 
 use std::fmt;
 
-/// A call that the index cannot carry out. Nothing has changed when one is returned.
+/// A call that the index cannot carry out. The call has changed nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error {
     /// A token id outside 0..2³¹.
     InvalidToken {
-        /// Where in the query.
+        /// Position in the query.
         position: usize,
-        /// The 32 bits found there.
+        /// The 32 bits at that position.
         key: u32,
     },
-    /// Media spans must be in order, apart from each other, not empty and inside the tokens.
+    /// Media spans must be sorted, disjoint, non-empty and within the tokens.
     InvalidSpan {
-        /// Which of the spans, from 0.
+        /// The span's index in the list.
         index: usize,
-        /// Its first token.
+        /// First token of the span.
         start: usize,
-        /// Its length in tokens.
+        /// Length of the span in tokens.
         length: usize,
-        /// How many tokens the query has.
+        /// Tokens in the query.
         tokens: usize,
     },
-    /// A query is longer than the 2³¹ tokens that a tree can count.
+    /// The query exceeds the 2³¹ tokens that a tree can count.
     TooLong {
         /// Tokens in the query.
         tokens: usize,
     },
-    /// The draft or plan is unknown, since it was ended before; or, where only a draft, it cannot
-    /// be carried out any more: its place, its room or what it stood on is gone.
+    /// The draft or plan has already ended. Or it is a draft that can no longer be carried out: the
+    /// tree around its place has changed, or its room is gone.
     UnknownPlan,
 }
 
@@ -43,28 +43,28 @@ impl fmt::Display for Error {
             ),
             Self::InvalidSpan { index, start, length, tokens } => write!(
                 f,
-                "media span {index} covers [{start}, {}) of {tokens} tokens; spans must be in \
-                 order, apart from each other, not empty and inside the tokens",
+                "media span {index} covers [{start}, {}) of {tokens} tokens; spans must be sorted, \
+                disjoint, non-empty and within the tokens",
                 start.saturating_add(*length)
             ),
             Self::TooLong { tokens } => {
                 write!(f, "a prompt of {tokens} tokens is longer than the limit of 2147483647")
             }
-            Self::UnknownPlan => f.write_str("this plan was ended before, or cannot be carried out any more"),
+            Self::UnknownPlan => f.write_str("this plan has already ended, or can no longer be carried out"),
         }
     }
 }
 
 impl std::error::Error for Error {}
 
-/// A broken invariant, found by `validate()`.
+/// An invariant that `validate()` found broken.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Broken(pub String);
+pub struct BrokenInvariant(pub String);
 
-impl fmt::Display for Broken {
+impl fmt::Display for BrokenInvariant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl std::error::Error for Broken {}
+impl std::error::Error for BrokenInvariant {}

@@ -1,7 +1,7 @@
 //! The trees: one per namespace and layout.
 //!
-//! Stores with and without checkpoints under one layout are kept in two trees, so that no tree ever
-//! holds both kinds, whatever a caller does.
+//! A layout stored both with and without checkpoints gets two trees, so that no tree ever mixes the
+//! two kinds, whatever the caller does.
 
 use hashbrown::{Equivalent, HashMap};
 
@@ -11,7 +11,7 @@ use crate::radix::arena::Arena;
 use crate::radix::node::Node;
 use crate::radix::slab::Slab;
 use crate::tables::shrink;
-use crate::work::look;
+use crate::work::visit;
 
 /// One tree and its share of the ledger.
 #[derive(Debug)]
@@ -19,32 +19,32 @@ pub(crate) struct Tree {
     pub(crate) namespace: Box<str>,
     pub(crate) layout: LayoutId,
     pub(crate) root: NodeId,
-    /// Usable at checkpoints only, since some layer is sliding-window or recurrent. Otherwise usable at
-    /// every token.
+    /// Some layer is sliding-window or recurrent, so prefixes are usable only at checkpoints. Otherwise
+    /// they are usable at every token.
     pub(crate) checkpointed: bool,
     pub(crate) held: Amount,
     pub(crate) nodes: u64,
     pub(crate) sequences: Sequences,
-    /// The latest of the leases in this tree, which are a list.
+    /// The newest lease in this tree: the head of the tree's list of leases.
     pub(crate) lease: Option<LeaseId>,
 }
 
-/// Trees by namespace; within one, in the order in which they came to be.
+/// Trees by namespace, in order of creation within each.
 #[derive(Debug, Default)]
 pub(crate) struct Forest {
     trees: Slab<Tree>,
     names: HashMap<Box<str>, Vec<TreeId>>,
-    /// Bytes that names and trees hold on the heap.
+    /// Heap bytes held by names and trees.
     heap_bytes: usize,
 }
 
-/// A namespace as it is looked up. The default one is the empty string, and comparing zero bytes
-/// at the dangling address of an empty box makes AVX-512 versions of memcmp trap into microcode:
+/// A namespace used as a lookup key. The default namespace is the empty string, and comparing zero
+/// bytes at the dangling address of an empty box makes AVX-512 versions of memcmp trap into microcode:
 /// 130 ns, most of a short lookup.
 #[derive(Hash)]
-struct Sought<'a>(&'a str);
+struct NamespaceKey<'a>(&'a str);
 
-impl Equivalent<Box<str>> for Sought<'_> {
+impl Equivalent<Box<str>> for NamespaceKey<'_> {
     fn equivalent(&self, name: &Box<str>) -> bool {
         self.0.len() == name.len() && (name.is_empty() || *self.0 == **name)
     }
@@ -52,16 +52,16 @@ impl Equivalent<Box<str>> for Sought<'_> {
 
 impl Forest {
     pub(crate) fn get(&self, id: TreeId) -> &Tree {
-        self.trees.get(id.0).unwrap_or_else(|| unreachable!("tree {} is gone", id.0))
+        self.trees.get(id.0).unwrap_or_else(|| unreachable!("tree {} is not live", id.0))
     }
 
     pub(crate) fn get_mut(&mut self, id: TreeId) -> &mut Tree {
-        self.trees.get_mut(id.0).unwrap_or_else(|| unreachable!("tree {} is gone", id.0))
+        self.trees.get_mut(id.0).unwrap_or_else(|| unreachable!("tree {} is not live", id.0))
     }
 
     /// The trees of a namespace, oldest first. O(1).
     pub(crate) fn of(&self, namespace: &str) -> &[TreeId] {
-        self.names.get(&Sought(namespace)).map_or(&[], Vec::as_slice)
+        self.names.get(&NamespaceKey(namespace)).map_or(&[], Vec::as_slice)
     }
 
     pub(crate) fn find(&self, namespace: &str, layout: LayoutId, checkpointed: bool) -> Option<TreeId> {
@@ -100,16 +100,16 @@ impl Forest {
         id
     }
 
-    /// Removes a tree whose root has no child left.
+    /// Removes a tree whose root has no children.
     pub(crate) fn remove(&mut self, arena: &mut Arena, id: TreeId) {
         let tree = self.trees.remove(id.0);
         arena.remove(tree.root);
         self.heap_bytes -= tree.namespace.len();
-        if let Some(of) = self.names.get_mut(&Sought(&tree.namespace)) {
+        if let Some(of) = self.names.get_mut(&NamespaceKey(&tree.namespace)) {
             of.retain(|other| *other != id);
             if of.is_empty() {
                 self.heap_bytes -= tree.namespace.len() + of.capacity() * size_of::<TreeId>();
-                self.names.remove(&Sought(&tree.namespace));
+                self.names.remove(&NamespaceKey(&tree.namespace));
                 shrink(&mut self.names);
             }
         }
@@ -119,24 +119,24 @@ impl Forest {
         self.trees.iter().map(|(id, tree)| (TreeId(id), tree))
     }
 
-    /// Trees.
+    /// Number of trees.
     pub(crate) fn len(&self) -> usize {
         self.trees.len()
     }
 
     pub(crate) fn namespaces(&self) -> impl Iterator<Item = &str> {
         self.names.keys().map(|name| {
-            look();
+            visit();
             &**name
         })
     }
 
-    /// Namespaces with at least one tree.
+    /// Number of namespaces with at least one tree.
     pub(crate) fn names(&self) -> usize {
         self.names.len()
     }
 
-    /// Bytes on the heap; the trees' nodes are the arena's. O(1).
+    /// Bytes on the heap, without the nodes, which the arena counts. O(1).
     pub(crate) fn bytes(&self) -> usize {
         self.trees.bytes() + self.names.allocation_size() + self.heap_bytes
     }

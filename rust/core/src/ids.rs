@@ -1,6 +1,6 @@
 //! Index newtypes instead of naked integers.
 
-/// A node's place in the arena. Reused after the node is gone, so it never leaves this crate.
+/// A node's slot in the arena. Reused once the node is removed, so it never leaves this crate.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
 pub(crate) struct NodeId(pub(crate) u32);
 
@@ -13,7 +13,7 @@ impl NodeId {
     }
 }
 
-/// A tree's place in the forest. Reused after the tree is gone.
+/// A tree's slot in the forest. Reused once the tree is removed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
 pub(crate) struct TreeId(pub(crate) u32);
 
@@ -26,28 +26,28 @@ macro_rules! public_id {
 }
 
 public_id! {
-    /// The KV arrays of one node's tokens. Given out once, reported as dropped once, never reused.
+    /// The KV arrays of one node's tokens. Issued once, reported as dropped once, never reused.
     SegmentId
 }
 public_id! {
-    /// A copy of all window and state layers after a node's last token. Never reused.
+    /// A copy of all sliding-window and recurrent layers after a node's last token. Never reused.
     CheckpointId
 }
 public_id! {
-    /// A path that eviction leaves alone. Never reused.
+    /// A path protected from eviction. Never reused.
     LeaseId
 }
 public_id! {
-    /// A store between its plan and its commit. Never reused.
+    /// A store that is drafted or planned but not yet committed. Never reused.
     PlanId
 }
 public_id! {
-    /// What a store brought (layer classes, shapes per token, dtypes, quantisation), numbered by
-    /// the caller. One namespace has one tree per layout.
+    /// A combination of layer classes, shapes per token, dtypes and quantisation, numbered by the
+    /// caller. A namespace has one tree per layout.
     LayoutId
 }
 
-/// One counter for all public ids: an id names one thing for the life of the index.
+/// One counter for all public ids, so that an id names one thing for the life of the index.
 #[derive(Debug, Default)]
 pub(crate) struct IdSource(u64);
 
@@ -57,7 +57,7 @@ impl IdSource {
         self.0
     }
 
-    /// Whether `id` was given out by this source.
+    /// Whether this source issued `id`.
     pub(crate) fn issued(&self, id: u64) -> bool {
         0 < id && id <= self.0
     }

@@ -1,4 +1,4 @@
-//! [`PrefixIndex`]: what it consists of, and where each of its methods is.
+//! [`PrefixIndex`]: its parts, and where to find each of its methods.
 //!
 //! | methods | file |
 //! |---|---|
@@ -23,27 +23,27 @@ use crate::lease::Leases;
 use crate::ledger::Amount;
 use crate::order::policy::EvictionPolicy;
 use crate::order::{Order, Policy};
-use crate::store::under_way::{Draft, Pending, UnderWay};
+use crate::store::in_flight::{Draft, InFlight, Pending};
 use crate::trees::Trees;
 
-/// What an index may hold, its grain and its eviction policy.
+/// Limits on what an index may hold, its granularity and its eviction policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of all segments and checkpoints, at every moment.
+    /// Maximum bytes of all segments and checkpoints. Never exceeded.
     pub max_bytes: u64,
-    /// Arrays, at every moment.
+    /// Maximum number of arrays. Never exceeded.
     pub max_buffers: u64,
-    /// Tokens of a node at most.
+    /// Maximum tokens per node.
     pub segment_tokens: usize,
-    /// Checkpoints along one unbranched path.
+    /// Maximum checkpoints along one unbranched path.
     pub max_checkpoints: usize,
-    /// Which unit is evicted next.
+    /// Decides which unit to evict next.
     pub policy: Policy,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        // Half the range, so that sums of two never overflow.
+        // Half the range, so that the sum of two never overflows.
         let unlimited = u64::MAX / 2;
         Self {
             max_bytes: unlimited,
@@ -62,27 +62,27 @@ impl Default for Limits {
 /// ([`plan`](Self::plan), [`commit`](Self::commit)) and fetches under a lease
 /// ([`acquire`](Self::acquire), [`release`](Self::release)).
 ///
-/// Not for: concurrent use without a lock around it, or tokens beyond 31 bits.
+/// Not suitable for concurrent use without an external lock, or for token ids beyond 31 bits.
 #[derive(Debug, Default)]
 pub struct PrefixIndex {
     pub(crate) trees: Trees,
     pub(crate) leases: Leases,
-    pub(crate) drafts: UnderWay<Draft>,
-    pub(crate) plans: UnderWay<Pending>,
+    pub(crate) drafts: InFlight<Draft>,
+    pub(crate) plans: InFlight<Pending>,
     pub(crate) ids: IdSource,
     pub(crate) limits: Limits,
     pub(crate) segment_tokens: usize,
     pub(crate) max_checkpoints: usize,
     /// Room taken by [`reserve_bytes`](Self::reserve_bytes).
     pub(crate) transient: Amount,
-    /// How many stores said where their prompt ends.
+    /// How many stores gave the end of their prompt.
     pub(crate) prompts: u64,
-    /// The latest time a caller gave.
+    /// The latest stamp passed by the caller.
     pub(crate) stamp: u64,
 }
 
 impl PrefixIndex {
-    /// An empty index. A grain or a number of checkpoints of 0 counts as 1.
+    /// Creates an empty index. `segment_tokens` and `max_checkpoints` are at least 1.
     pub fn new(limits: Limits) -> Self {
         let half = u64::MAX / 2;
         Self {
@@ -98,19 +98,19 @@ impl PrefixIndex {
         }
     }
 
-    /// Takes the caller's time; time that runs backwards stands still.
+    /// Advances to the caller's stamp, and returns the current one: a stamp never runs backwards.
     pub(crate) fn tick(&mut self, stamp: u64) -> u64 {
         self.stamp = self.stamp.max(stamp);
         self.trees.order.tick(self.stamp);
         self.stamp
     }
 
-    /// Keys for tokens of which `spans` are placeholders for media. With `intern` for a store, without
-    /// for a lookup. Valid until they are dropped, regardless of later changes to the index. Amortised
-    /// O(n).
+    /// Builds keys for `tokens`, in which `spans` are placeholders for media. Pass `intern` for a store,
+    /// not for a lookup. The keys stay valid until dropped, regardless of later changes to the index.
+    /// Amortised O(n).
     ///
     /// # Errors
-    /// An invalid token outside the spans, or spans that overlap, are out of order or outside.
+    /// An invalid token outside the spans, or a span that is out of order, overlapping or out of range.
     pub fn media_keys(
         &mut self,
         tokens: &[u32],

@@ -1,29 +1,29 @@
-//! Leases: paths that eviction leaves alone.
+//! Leases: paths protected from eviction.
 //!
-//! A lease covers all nodes from the root to one node, and perhaps one checkpoint. What it covers
-//! is out of the eviction policy and counted as leased in the ledger; on release it is inserted again,
-//! leaf first, so a lease and its release are also a use.
+//! A lease covers all nodes from the root to one node, and optionally one checkpoint. The units it
+//! covers are not in the eviction policy, and the ledger counts them as leased. A release inserts them
+//! again, leaf first, so a lease also counts as a use.
 
 use hashbrown::HashMap;
 
 use crate::dropped::Dropped;
 use crate::ids::{LeaseId, NodeId, TreeId};
-use crate::order::policy::Leaving;
+use crate::order::policy::Removal;
 use crate::tables::shrink;
 use crate::trees::Trees;
-use crate::work::look;
+use crate::work::visit;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lease {
     pub(crate) tree: TreeId,
-    /// The end of the leased path; the root where nothing is leased.
+    /// The end of the leased path; the root if the path is empty.
     pub(crate) node: NodeId,
-    /// The node whose checkpoint is leased, on the path.
+    /// The node on the path whose checkpoint is leased.
     pub(crate) checkpoint: Option<NodeId>,
 }
 
-/// Leases by id, and those of each tree in a list that begins in the tree. A lease whose tree was
-/// dropped is void: it is no longer in here.
+/// Leases by id. Those of one tree form a list whose head is in the tree. A lease whose tree was
+/// dropped is void and no longer in the map.
 #[derive(Debug, Default)]
 pub(crate) struct Leases {
     live: HashMap<LeaseId, Entry>,
@@ -37,13 +37,13 @@ struct Entry {
 }
 
 impl Leases {
-    /// O(nodes on the path).
+    /// Leases a path. O(nodes on the path).
     pub(crate) fn acquire(&mut self, trees: &mut Trees, id: LeaseId, lease: Lease) {
         for node in trees.path(lease.node) {
             if trees.arena[node].leases == 0 {
                 trees.ledger.lease(trees.arena[node].amount());
                 if !trees.checkpointed(node) {
-                    trees.unlist(node, Leaving::Leased);
+                    trees.unlist(node, Removal::Leased);
                 }
             }
             trees.arena[node].leases += 1;
@@ -55,7 +55,7 @@ impl Leases {
             if checkpoint.leases == 1 {
                 let amount = checkpoint.amount();
                 trees.ledger.lease(amount);
-                trees.unlist(node, Leaving::Leased);
+                trees.unlist(node, Removal::Leased);
             }
         }
         let older = trees.forest.get_mut(lease.tree).lease.replace(id);
@@ -65,8 +65,8 @@ impl Leases {
         self.live.insert(id, Entry { lease, older, newer: None });
     }
 
-    /// O(nodes on the path). Releasing twice, or a void lease, does nothing. What comes back is
-    /// KV that only this lease kept.
+    /// Ends a lease and returns the KV that only this lease kept. Does nothing if the lease is released
+    /// or void. O(nodes on the path).
     pub(crate) fn release(&mut self, trees: &mut Trees, id: LeaseId, stamp: u64) -> Dropped {
         let mut dropped = Dropped::default();
         let Some(lease) = self.remove(trees, id) else { return dropped };
@@ -87,7 +87,7 @@ impl Leases {
     }
 
     fn remove(&mut self, trees: &mut Trees, id: LeaseId) -> Option<Lease> {
-        look();
+        visit();
         let Entry { lease, older, newer } = self.live.remove(&id)?;
         if let Some(entry) = older.and_then(|older| self.live.get_mut(&older)) {
             entry.newer = newer;
@@ -100,30 +100,30 @@ impl Leases {
         Some(lease)
     }
 
-    /// Forgets all leases in a tree whose nodes are about to be removed, leased or not.
+    /// Forgets all leases in a tree that is about to lose all its nodes, leased or not.
     /// O(leases in that tree).
     pub(crate) fn void(&mut self, trees: &mut Trees, tree: TreeId) {
         let mut at = trees.forest.get_mut(tree).lease.take();
         while let Some(entry) = at.and_then(|id| self.live.remove(&id)) {
-            look();
+            visit();
             at = entry.older;
         }
         shrink(&mut self.live);
     }
 
-    /// Whether the lease was neither released nor voided.
+    /// Whether the lease is neither released nor void.
     pub(crate) fn is_live(&self, id: LeaseId) -> bool {
         self.live.contains_key(&id)
     }
 
-    /// The lease, unless it was released or is void.
+    /// The lease, unless it is released or void.
     pub(crate) fn get(&self, id: LeaseId) -> Option<&Lease> {
         self.live.get(&id).map(|entry| &entry.lease)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Lease> {
         self.live.values().map(|entry| {
-            look();
+            visit();
             &entry.lease
         })
     }
@@ -134,8 +134,8 @@ impl Leases {
     }
 }
 
-/// Takes one lease off its path. Returns what no lease holds any more: nodes leaf first, and the
-/// checkpoint's node.
+/// Takes one lease off its path. Returns what is no longer leased: nodes, leaf first, and the node of
+/// the checkpoint.
 fn count_down(trees: &mut Trees, lease: &Lease) -> (Vec<NodeId>, Option<NodeId>) {
     let mut free = Vec::new();
     for id in trees.path(lease.node) {

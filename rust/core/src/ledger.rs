@@ -1,8 +1,8 @@
-//! The ledger: the one place where bytes, buffers and tokens are added or subtracted.
+//! The ledger: the only place that adds or subtracts bytes, buffers and tokens.
 
 use std::ops::{AddAssign, SubAssign};
 
-/// What a segment, a checkpoint or a sum of them occupies.
+/// The size of a segment, a checkpoint, or a sum of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Amount {
     /// Bytes of the arrays.
@@ -40,22 +40,22 @@ impl SubAssign for Amount {
 /// What one label's stores hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LabelAmount {
-    /// Ends of stores made under this label.
+    /// Stored sequences under this label.
     pub sequences: u64,
-    /// Those of them that count as entries.
+    /// Those of them that are entries.
     pub entries: u64,
-    /// Tokens of segments that such stores brought.
+    /// Tokens of segments that these stores added.
     pub ntokens: u64,
-    /// Bytes of segments and checkpoints that such stores brought.
+    /// Bytes of segments and checkpoints that these stores added.
     pub nbytes: u64,
 }
 
-/// How many stored sequences there are.
+/// Counts of stored sequences.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sequences {
-    /// Distinct ends of stores, nested ones each.
+    /// Distinct ends of stores, counting nested ones separately.
     pub(crate) all: u64,
-    /// Those that no other stored sequence covers: see [`ends`](crate::trees).
+    /// Those that no other stored sequence covers: see `trees/ends.rs`.
     pub(crate) entries: u64,
 }
 
@@ -63,7 +63,7 @@ pub(crate) struct Sequences {
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     held: Amount,
-    /// The part of `held` that leases keep.
+    /// The part of `held` that is leased.
     leased: Amount,
     /// Room promised to stores between plan and commit.
     reserved: Amount,
@@ -85,7 +85,7 @@ impl Ledger {
         self.reserved
     }
 
-    /// Adds to the totals and to `account`, the part of the tree in question.
+    /// Adds to the totals and to `account`, the tree's share of them.
     pub(crate) fn add(&mut self, account: &mut Amount, amount: Amount) {
         self.held += amount;
         *account += amount;
@@ -120,7 +120,7 @@ impl Ledger {
         &mut self.labels[at]
     }
 
-    /// The end of a store came to be; `account` is the part of its tree, here and below.
+    /// Counts a new end of a store; `account` is the tree's share, here and below.
     pub(crate) fn add_end(&mut self, account: &mut Sequences, label: u16) {
         self.sequences.all += 1;
         account.all += 1;
@@ -133,7 +133,7 @@ impl Ledger {
         self.label(label).sequences -= 1;
     }
 
-    /// An end became an entry.
+    /// Counts an end that has become an entry.
     pub(crate) fn add_entry(&mut self, account: &mut Sequences, label: u16) {
         self.sequences.entries += 1;
         account.entries += 1;

@@ -1,25 +1,25 @@
 //! Prefix tree, eviction policy and byte ledger of `kvcache`.
 //!
-//! This crate knows tokens, bytes, ids and ticks. It holds no array, reads no clock, does no I/O
-//! and knows nothing of Python: a caller keeps the KV arrays under the ids that are given out
-//! here, and drops what a returned [`Dropped`] lists.
+//! This crate deals in tokens, bytes, ids and ticks. It holds no arrays, reads no clock, does no I/O
+//! and knows nothing about Python: the caller keeps the KV arrays under the ids handed out here, and
+//! drops the ones listed in a returned [`Dropped`].
 //!
-//! A file imports from its own level and from those below it, and never in a circle; `tests/imports.rs`
-//! holds that. From the top down:
+//! A file imports only from its own level and the levels below, and never in a cycle;
+//! `tests/imports.rs` enforces this. From the top down:
 //!
-//! | module | what a change there is about |
+//! | module | responsible for |
 //! |---|---|
-//! | `inspect` | `validate()`, the outline that ranks compare, figures |
+//! | `inspect` | `validate()`, the outline that ranks compare, statistics |
 //! | `lookup`, `store` | the longest usable prefix; the two-step store: plan → copy (caller) → commit |
-//! | `evict` | making room, dry runs of it, which checkpoints are kept |
-//! | `index` | [`PrefixIndex`]: what it consists of, and where its methods are |
-//! | `lease` | paths that eviction leaves alone |
+//! | `evict` | making room, dry runs of eviction, which checkpoints to keep |
+//! | `index` | [`PrefixIndex`]: its parts, and where to find its methods |
+//! | `lease` | paths protected from eviction |
 //! | `trees` | the only code that changes a tree's shape |
 //! | `forest`, `order` | one tree per namespace and layout; eviction policies |
 //! | `radix` | node, arena, read-only walk |
-//! | `ledger`, `dropped` | what is held, and what left |
-//! | `keys` | tokens, media, hashes of paths |
-//! | `error`, `ids`, `tables`, `work` | what all need; counts of work, in tests |
+//! | `ledger`, `dropped` | what the index holds, and what has left it |
+//! | `keys` | tokens, media, path hashes |
+//! | `error`, `ids`, `tables`, `work` | shared by everything above; work counters for tests |
 #![forbid(unsafe_code)]
 
 mod dropped;
@@ -41,7 +41,7 @@ mod trees;
 mod work;
 
 pub use dropped::Dropped;
-pub use error::{Broken, Error};
+pub use error::{BrokenInvariant, Error};
 pub use evict::Need;
 pub use ids::{CheckpointId, LayoutId, LeaseId, PlanId, SegmentId};
 pub use index::{Limits, PrefixIndex};
@@ -51,7 +51,7 @@ pub use keys::media::{MediaKeys, Span, path_hash};
 pub use keys::query::Query;
 pub use keys::token::{MAX_TOKEN, check_tokens};
 pub use ledger::{Amount, LabelAmount};
-pub use lookup::found::{Match, Piece, Reason, Scope, Taken};
+pub use lookup::result::{Match, Piece, Reason, Scope, Taken};
 pub use order::Policy;
 pub use store::insert::Inserted;
 pub use store::request::{

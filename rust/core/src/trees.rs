@@ -1,14 +1,14 @@
-//! All trees with what is counted over them.
+//! All trees, and the counts kept over them.
 //!
-//! The files next to this one are the only code that changes a tree's shape, and with it the ledger and
-//! the eviction policy:
+//! Only the files in `trees/` change a tree's shape; they keep the ledger and the eviction policy in step
+//! with it:
 //!
 //! | file | what it does |
 //! |---|---|
 //! | `grow` | adds leaves and checkpoints, splits nodes |
-//! | `remove` | removes leaves, subtrees, checkpoints, and KV that nothing needs any longer |
-//! | `join` | makes one node of several |
-//! | `ends` | where stores ended, and which of these sequences none covers |
+//! | `remove` | removes leaves, subtrees, checkpoints, and KV that is no longer needed |
+//! | `join` | merges several nodes into one |
+//! | `ends` | where stores ended, and which sequences are entries |
 
 pub(crate) mod ends;
 pub(crate) mod grow;
@@ -21,18 +21,18 @@ use crate::keys::hash::{HashKey, PathHash, PathHasher};
 use crate::keys::media::{MediaTable, MediaUses};
 use crate::ledger::{Amount, Ledger};
 use crate::order::Order;
-use crate::order::policy::{EvictionPolicy, Leaving, Use};
+use crate::order::policy::{EvictionPolicy, Removal, Use};
 use crate::radix::arena::Arena;
 use crate::radix::walk::upward;
 
-/// All trees with what is counted over them.
+/// All trees, and the counts kept over them.
 #[derive(Debug, Default)]
 pub(crate) struct Trees {
     pub(crate) arena: Arena,
     pub(crate) forest: Forest,
     pub(crate) order: Order,
     pub(crate) ledger: Ledger,
-    /// How often each content is used.
+    /// Use counts of media contents.
     pub(crate) media: MediaUses,
     /// The contents themselves.
     pub(crate) contents: MediaTable,
@@ -43,18 +43,18 @@ impl Trees {
         self.forest.get(self.arena[node].tree).checkpointed
     }
 
-    fn count(&mut self, tree: TreeId, label: u16, amount: Amount) {
+    fn charge(&mut self, tree: TreeId, label: u16, amount: Amount) {
         self.ledger.add(&mut self.forest.get_mut(tree).held, amount);
         self.ledger.label(label).nbytes += amount.nbytes;
     }
 
-    fn discount(&mut self, tree: TreeId, label: u16, amount: Amount) {
+    fn uncharge(&mut self, tree: TreeId, label: u16, amount: Amount) {
         self.ledger.subtract(&mut self.forest.get_mut(tree).held, amount);
         self.ledger.label(label).nbytes -= amount.nbytes;
     }
 
-    /// Adds a node's segment to the books, as leased where it is.
-    fn count_segment(&mut self, id: NodeId) {
+    /// Adds a node's segment to the ledger, as leased if it is.
+    fn charge_segment(&mut self, id: NodeId) {
         let Self { arena, forest, ledger, .. } = self;
         let node = &arena[id];
         ledger.add(&mut forest.get_mut(node.tree).held, node.amount());
@@ -68,8 +68,8 @@ impl Trees {
         }
     }
 
-    /// Takes a node's segment out of the books again.
-    fn discount_segment(&mut self, id: NodeId) -> Amount {
+    /// Removes a node's segment from the ledger.
+    fn uncharge_segment(&mut self, id: NodeId) -> Amount {
         let Self { arena, forest, ledger, .. } = self;
         let node = &arena[id];
         let amount = node.amount();
@@ -85,7 +85,7 @@ impl Trees {
         amount
     }
 
-    /// Uses a unit, which is in the eviction policy from then on.
+    /// Records a use of a unit, and adds it to the eviction policy if it is not there.
     pub(crate) fn list(&mut self, id: NodeId, stamp: u64) {
         let used = Use { stamp };
         if self.arena[id].placement.listed {
@@ -96,14 +96,14 @@ impl Trees {
         }
     }
 
-    /// Takes a unit out of the eviction policy; nothing happens where it is not in it.
-    pub(crate) fn unlist(&mut self, id: NodeId, leaving: Leaving) {
+    /// Removes a unit from the eviction policy, if it is there.
+    pub(crate) fn unlist(&mut self, id: NodeId, removal: Removal) {
         if self.arena[id].placement.listed {
-            self.order.remove(&mut self.arena, id, leaving);
+            self.order.remove(&mut self.arena, id, removal);
         }
     }
 
-    /// Uses all units of a path, leaf first, so that an ancestor is never older than its descendant.
+    /// Touches all units of a path, leaf first, so that an ancestor is never older than its descendant.
     /// O(nodes on the path).
     pub(crate) fn touch_path(&mut self, id: NodeId, stamp: u64) {
         let mut at = id;
@@ -115,7 +115,7 @@ impl Trees {
         }
     }
 
-    /// Uses one checkpoint's unit, unless a lease holds it.
+    /// Touches one checkpoint's unit, unless it is leased.
     pub(crate) fn touch_checkpoint(&mut self, id: NodeId, stamp: u64) {
         if self.arena[id].checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.leases == 0) {
             self.list(id, stamp);
@@ -134,18 +134,18 @@ impl Trees {
         order
     }
 
-    /// The nodes from `node` up to the child of the root.
+    /// The nodes from `node` up to, and excluding, the root.
     pub(crate) fn path(&self, node: NodeId) -> Vec<NodeId> {
         upward(&self.arena, node).collect()
     }
 
-    /// The state of a path's hash before the first token of a tree.
+    /// The state of the path hash before the first token of a tree.
     pub(crate) fn path_hasher(&self, tree: TreeId) -> PathHasher {
         let tree = self.forest.get(tree);
         PathHasher::new(&HashKey::default(), &tree.namespace, &tree.layout.0.to_le_bytes())
     }
 
-    /// Goes on by a node's keys. O(len).
+    /// Extends the hash by a node's keys. O(len).
     pub(crate) fn extend_hash(&self, hasher: &mut PathHasher, id: NodeId) {
         hasher.extend(&self.arena[id].keys, |key| self.contents.content(key));
     }

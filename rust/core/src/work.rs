@@ -1,17 +1,17 @@
-//! Counts of work, in tests only: what must not grow with anything but what a call touches.
+//! Work counters, in tests only: a call's work must depend only on what it touches.
 //!
-//! Counted are entries of slabs (nodes, trees), children and leases that are looked at.
+//! Every visit to a slab entry (node or tree), a child or a lease counts.
 
 #[cfg(test)]
 thread_local! {
-    static LOOKED_AT: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+    static VISITS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
-/// Something was looked at. Nothing outside tests.
+/// Counts one visit. Does nothing outside tests.
 #[inline]
-pub(crate) fn look() {
+pub(crate) fn visit() {
     #[cfg(test)]
-    LOOKED_AT.with(|count| count.set(count.get() + 1));
+    VISITS.with(|count| count.set(count.get() + 1));
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Named cases: which checkpoints of a path stay.
+//! Named cases: which checkpoints of a path are kept.
 
 mod common;
 
@@ -8,17 +8,17 @@ use common::engine::{Engine, hybrid, limits, run};
 use common::index::Store;
 use common::prompt::Prompt;
 
-/// A model that stores the prompt in steps, all but its last token, and then the end of its answer.
+/// A model that stores its prompt in steps, without its last token, and then the end of its answer.
 struct Chat {
     engine: Engine,
     step: u32,
-    /// Whether it says where its prompts end.
-    says: bool,
+    /// Whether its stores give the end of their prompt.
+    marks_prompt: bool,
 }
 
 impl Chat {
-    fn new(max_checkpoints: usize, step: u32, says: bool) -> Self {
-        Self { engine: Engine::new(Limits { max_checkpoints, ..limits() }), step, says }
+    fn new(max_checkpoints: usize, step: u32, marks_prompt: bool) -> Self {
+        Self { engine: Engine::new(Limits { max_checkpoints, ..limits() }), step, marks_prompt }
     }
 
     fn turn(&mut self, prompt: &Prompt, answer: &Prompt) {
@@ -32,7 +32,7 @@ impl Chat {
     }
 
     fn store(&mut self, key: &Prompt, prompt: usize) {
-        let prompt_length = self.says.then_some(prompt);
+        let prompt_length = self.marks_prompt.then_some(prompt);
         self.engine.store(&Store { prompt_length, ..hybrid("", key, false) });
     }
 }
@@ -41,29 +41,29 @@ fn answer(which: u32, length: u32) -> Prompt {
     run(100_000 * which, 100_000 * which + length)
 }
 
-/// Regenerating, editing and a template that drops the thinking come back to the prompt's end, and
-/// find it, however long prompt and answer are.
+/// Regenerating, editing, and a template that strips thinking all return to the end of the prompt and find
+/// it, however long prompt and answer are.
 #[test]
-fn the_end_of_the_prompt_stays_as_long_as_the_newest() {
-    for says in [false, true] {
+fn the_end_of_the_prompt_is_kept_as_long_as_the_newest() {
+    for marks_prompt in [false, true] {
         for max_checkpoints in [2, 3, 8] {
             for (tokens, length) in [(9, 1), (41, 3), (40, 40), (400, 2), (400, 19), (400, 1000)] {
-                let (mut chat, prompt) = (Chat::new(max_checkpoints, 20, says), run(0, tokens));
+                let (mut chat, prompt) = (Chat::new(max_checkpoints, 20, marks_prompt), run(0, tokens));
                 chat.turn(&prompt, &answer(1, length));
                 let end = prompt.len() - 1;
                 assert_eq!(
                     chat.engine.get(&prompt),
                     end,
-                    "again: {says}, {max_checkpoints}, {tokens}, {length}"
+                    "again: {marks_prompt}, {max_checkpoints}, {tokens}, {length}"
                 );
-                // Regenerated twice: each answer is another branch.
+                // Regenerating twice adds a branch per answer.
                 for which in 2..4 {
                     chat.turn(&prompt, &answer(which, length));
                     assert_eq!(chat.engine.get(&prompt), end, "regenerated {which}");
                 }
                 let stripped = prompt.then(&answer(9, 5));
-                assert!(chat.engine.get(&stripped) >= end, "the thinking is dropped");
-                // Three branches at most, and what is above them.
+                assert!(chat.engine.get(&stripped) >= end, "the thinking is stripped");
+                // At most three branches, and the path above them.
                 assert!(chat.engine.index.stats().trees.checkpoints <= 4 * max_checkpoints as u64);
             }
         }
@@ -72,8 +72,8 @@ fn the_end_of_the_prompt_stays_as_long_as_the_newest() {
 
 #[test]
 fn every_turn_of_a_chat_keeps_its_own_end() {
-    for says in [false, true] {
-        let mut chat = Chat::new(4, 30, says);
+    for marks_prompt in [false, true] {
+        let mut chat = Chat::new(4, 30, marks_prompt);
         let mut prompt = run(0, 100);
         for turn in 1..12 {
             let reply = answer(turn, 7);
@@ -86,9 +86,9 @@ fn every_turn_of_a_chat_keeps_its_own_end() {
     }
 }
 
-/// An engine that also stores in the middle of an answer says where the prompt ended.
+/// For an engine that also stores in the middle of an answer and gives the end of its prompt.
 #[test]
-fn checkpoints_inside_an_answer_do_not_drive_the_prompts_end_out() {
+fn checkpoints_inside_an_answer_do_not_displace_the_end_of_the_prompt() {
     for max_checkpoints in [2, 3, 8] {
         let (mut chat, prompt) = (Chat::new(max_checkpoints, 50, true), run(0, 300));
         chat.turn(&prompt, &answer(1, 1));
@@ -100,22 +100,22 @@ fn checkpoints_inside_an_answer_do_not_drive_the_prompts_end_out() {
     }
 }
 
-/// The latest prompt is the one that counts; the ones before it make room.
+/// Only the end of the latest prompt is protected from thinning.
 #[test]
-fn the_latest_prompt_is_the_one_that_stays() {
+fn the_end_of_the_latest_prompt_is_kept() {
     let mut chat = Chat::new(2, 1000, true);
     for end in [100, 200, 300] {
         chat.store(&run(0, end), end as usize);
         chat.store(&run(0, end + 50), end as usize);
-        let stays = [end, end + 50].map(|end| chat.engine.get(&run(0, end + 1)));
-        assert_eq!(stays, [end as usize, end as usize + 50]);
+        let kept = [end, end + 50].map(|end| chat.engine.get(&run(0, end + 1)));
+        assert_eq!(kept, [end as usize, end as usize + 50]);
         assert_eq!(chat.engine.index.stats().trees.checkpoints, 2);
     }
 }
 
-/// Saying again where a prompt that is held ends counts, too.
+/// A store of a held prompt also marks the end of its prompt.
 #[test]
-fn a_repeated_store_says_it_again() {
+fn a_repeated_store_marks_the_end_of_its_prompt_again() {
     let mut chat = Chat::new(2, 1000, true);
     for end in [100, 200] {
         chat.store(&run(0, end), end as usize);
@@ -125,11 +125,10 @@ fn a_repeated_store_says_it_again() {
     assert_eq!([101, 201, 301].map(|end| chat.engine.get(&run(0, end))), [100, 100, 300]);
 }
 
-/// With room for one, it is the newest.
 #[test]
-fn of_one_checkpoint_the_newest_stays() {
-    for says in [false, true] {
-        let mut chat = Chat::new(1, 30, says);
+fn a_limit_of_one_checkpoint_keeps_the_newest() {
+    for marks_prompt in [false, true] {
+        let mut chat = Chat::new(1, 30, marks_prompt);
         chat.turn(&run(0, 100), &answer(1, 20));
         assert_eq!(chat.engine.index.stats().trees.checkpoints, 1);
         assert_eq!(chat.engine.get(&run(0, 100).then(&answer(1, 21))), 120);

@@ -1,4 +1,4 @@
-//! Named cases: which stored sequences count as entries, by whom they were stored, and trimming to fewer.
+//! Named cases: which stored sequences are entries, their labels, and trimming to fewer.
 
 mod common;
 
@@ -21,7 +21,7 @@ fn trim(engine: &mut Engine, entries: u64) -> u64 {
     dropped.units
 }
 
-/// A chat is one entry however many turns it has, in one node or in several.
+/// A chat is one entry however many turns it has, whether in one node or several.
 #[test]
 fn a_growing_chat_is_one_entry() {
     for segment_tokens in [3, 16, 1024] {
@@ -30,15 +30,15 @@ fn a_growing_chat_is_one_entry() {
             engine.put(&run(0, turn * 7));
             assert_eq!((engine.index.sequences(), engine.index.entries()), (u64::from(turn), 1));
         }
-        // A shorter one that is stored later is covered from the start.
+        // A shorter sequence stored later is covered from the start.
         engine.put(&run(0, 20));
         assert_eq!((engine.index.sequences(), engine.index.entries()), (10, 1));
     }
 }
 
-/// What branches off makes two of one, and evicting a branch leaves what it had covered.
+/// Each branch is an entry; evicting the branches uncovers the sequence they extended.
 #[test]
-fn branches_count_each_and_uncover_what_they_left() {
+fn each_branch_is_an_entry_and_covers_its_prefix() {
     let mut engine = Engine::new(limits());
     let system = run(0, 40);
     engine.put(&system);
@@ -53,7 +53,7 @@ fn branches_count_each_and_uncover_what_they_left() {
     assert_eq!((engine.index.sequences(), engine.index.entries()), (0, 0));
 }
 
-/// Where each sequence needs a checkpoint of its own, each is an entry.
+/// If each sequence needs a checkpoint of its own, each is an entry.
 #[test]
 fn every_checkpoint_is_an_entry() {
     let mut engine = Engine::new(limits());
@@ -65,10 +65,10 @@ fn every_checkpoint_is_an_entry() {
     assert_eq!(engine.get(&run(0, 31)), 30);
 }
 
-/// The oldest conversations go, all turns of each; the others stay whole. What is left of the last one is
-/// a head in which no store ended.
+/// The oldest conversations are evicted with all their turns; the others stay whole. What remains of the
+/// last one evicted is a head in which no store ended.
 #[test]
-fn trimming_takes_the_oldest_conversations() {
+fn trimming_evicts_the_oldest_conversations() {
     let mut engine = Engine::new(Limits { segment_tokens: 8, ..limits() });
     let chat = |which: u32, turns: u32| run(which * 1000, which * 1000 + turns * 10);
     for turn in 1..=4 {
@@ -78,15 +78,15 @@ fn trimming_takes_the_oldest_conversations() {
     }
     assert_eq!((engine.index.sequences(), engine.index.entries()), (20, 5));
     trim(&mut engine, 5);
-    assert_eq!(engine.index.ntokens(), 5 * 40, "there are no more than that");
+    assert_eq!(engine.index.ntokens(), 5 * 40, "there were no more entries");
     trim(&mut engine, 2);
     assert_eq!((engine.index.sequences(), engine.index.entries()), (8, 2));
     assert_eq!([0, 2, 3, 4].map(|which| engine.get(&chat(which, 5))), [0, 8, 40, 40]);
     trim(&mut engine, 0);
-    assert_eq!((engine.index.sequences(), engine.index.ntokens()), (0, 8), "a head again");
+    assert_eq!((engine.index.sequences(), engine.index.ntokens()), (0, 8), "only a head remains");
 }
 
-/// Figures by label: who stored an end last, and who brought its tokens.
+/// An end counts for the label that stored it last, its tokens for the label that added them.
 #[test]
 fn labels_have_entries_tokens_and_bytes() {
     let mut engine = Engine::new(limits());
@@ -96,18 +96,18 @@ fn labels_have_entries_tokens_and_bytes() {
     engine.store(&labelled(&system.then(&run(200, 210)), 1));
     engine.store(&Store { bytes_per_token: 3, ..labelled(&other, 0) });
     let of = |engine: &Engine, label: usize| {
-        let found = engine.index.labels()[label];
-        [found.sequences, found.entries, found.ntokens, found.nbytes]
+        let amount = engine.index.labels()[label];
+        [amount.sequences, amount.entries, amount.ntokens, amount.nbytes]
     };
     assert_eq!([0, 1, 2].map(|label| of(&engine, label)), [[1, 1, 5, 15], [2, 2, 20, 20], [1, 0, 40, 40]]);
-    // Stored again by somebody else: the end is theirs, the tokens stay with those who brought them.
+    // Stored again under another label: the end moves to it, the tokens stay with the first.
     engine.store(&labelled(&other, 1));
     assert_eq!([0, 1].map(|label| of(&engine, label)), [[0, 0, 5, 15], [3, 3, 20, 20]]);
     engine.index.evict(Need { units: 2, ..Need::default() });
     assert_eq!([1, 2].map(|label| of(&engine, label)), [[1, 1, 0, 0], [1, 1, 40, 40]]);
 }
 
-/// Each namespace counts its own, and all of them the sum.
+/// Namespaces count their own entries, and the index counts their sum.
 #[test]
 fn namespaces_count_their_own_entries() {
     let mut engine = Engine::new(limits());

@@ -1,4 +1,4 @@
-//! Named cases: what was split, or came in small steps, becomes whole again.
+//! Named cases: nodes that were split, or stored in small steps, are joined.
 
 mod common;
 
@@ -11,20 +11,20 @@ fn grained() -> Engine {
     Engine::new(Limits { segment_tokens: 16, ..limits() })
 }
 
-/// With blocks so long that ends of stores keep no nodes of a few tokens apart.
+/// Blocks so long that ends of stores do not keep small nodes apart.
 fn coarse() -> Engine {
     Engine::new(Limits { segment_tokens: 256, ..limits() })
 }
 
-/// (nodes, arrays)
-fn figures(engine: &Engine) -> (u64, u64) {
+/// Nodes and arrays.
+fn sizes(engine: &Engine) -> (u64, u64) {
     let trees = engine.index.stats().trees;
     (trees.nodes, trees.buffers)
 }
 
 /// A caller that branches off at every token leaves no fragments once the branches are gone.
 #[test]
-fn branches_at_every_token_leave_no_pieces() {
+fn branches_at_every_token_leave_no_fragments() {
     let (mut engine, prompt) = (grained(), run(0, 40));
     engine.put(&prompt);
     for at in 1..40 {
@@ -33,22 +33,22 @@ fn branches_at_every_token_leave_no_pieces() {
     let (lease, ..) = engine.pin(&prompt);
     engine.evict_bytes(u64::MAX / 4);
     engine.release(lease.unwrap());
-    assert_eq!(figures(&engine), (40, 40));
+    assert_eq!(sizes(&engine), (40, 40));
     let (Planned::Already(joined), _) = engine.plan(&span("", &prompt)) else { panic!("it is held") };
-    assert_eq!(figures(&engine), (3, 40), "arrays are copied by the caller, and later");
+    assert_eq!(sizes(&engine), (3, 40), "the caller rewrites the arrays later");
     assert_eq!(joined.iter().map(|one| one.replaced.len()).sum::<usize>(), 40);
     let (lease, ..) = engine.pin(&prompt);
     for one in &joined {
         assert!(engine.index.compacted(lease.unwrap(), one.segment, 1));
         engine.index.validate().unwrap();
     }
-    assert_eq!(figures(&engine), (3, 3));
+    assert_eq!(sizes(&engine), (3, 3));
 }
 
-/// A chat that grows token by token is held in no smaller pieces than a sixteenth of a block, under any
-/// labels; one that grows by more keeps its turns apart, so that the last one can be evicted alone.
+/// A chat that grows token by token is held in nodes of at least a sixteenth of a block, under any labels.
+/// A chat that grows faster keeps its turns apart, so that the last one can be evicted alone.
 #[test]
-fn small_steps_make_no_crumbs() {
+fn small_steps_leave_no_tiny_nodes() {
     let mut engine = Engine::new(Limits { segment_tokens: 64, ..limits() });
     for end in 1..=100 {
         let label = (end % 3) as u16;
@@ -66,15 +66,16 @@ fn small_steps_make_no_crumbs() {
     engine.put(&run(0, 120));
     engine.evict_units(1);
     assert_eq!(engine.index.stats().trees.ntokens, before + 10);
-    // Cut again, labels are still those of the tokens.
+    // After a split, each token keeps its label.
     engine.put(&run(0, 37).then(&run(1000, 1001)));
     engine.evict_units(3);
     engine.index.validate().unwrap();
 }
 
-/// Not across a checkpoint, nor where a lease ends; a lease that covers both is no hindrance.
+/// Nodes are not joined across a checkpoint or the end of a lease. A lease that covers both nodes does not
+/// prevent it.
 #[test]
-fn checkpoints_and_ends_of_leases_stay_apart() {
+fn nodes_are_not_joined_across_checkpoints_and_ends_of_leases() {
     let mut engine = grained();
     engine.mark(&run(0, 5));
     engine.mark(&run(0, 9));
@@ -101,21 +102,21 @@ fn checkpoints_and_ends_of_leases_stay_apart() {
     assert_eq!(engine.index.stats().leased_bytes, 0);
 }
 
-/// A hybrid's pieces are joined once the checkpoints between them are gone.
+/// Nodes of a hybrid model are joined once the checkpoints between them are gone.
 #[test]
-fn hybrids_are_joined_between_checkpoints() {
+fn nodes_are_joined_between_checkpoints() {
     let mut engine = Engine::new(Limits { segment_tokens: 64, max_checkpoints: 2, ..limits() });
     for end in 1..=60 {
         engine.mark(&run(0, end));
     }
-    assert_eq!(figures(&engine).0, 2);
+    assert_eq!(sizes(&engine).0, 2);
     let (_, length, checkpoint) = engine.pin(&run(0, 60));
     assert_eq!((length, checkpoint.unwrap().1), (60, 60));
 }
 
-/// A plan that was to cut a node which is part of another one by now stores nothing, and is made again.
+/// A plan to split a node that has since been joined with another is stale, and can be planned again.
 #[test]
-fn a_plan_for_a_node_that_was_joined_is_stale() {
+fn a_plan_to_split_a_joined_node_is_stale() {
     for checkpointed in [false, true] {
         let mut engine = grained();
         let store = |end: u32, more: u32| {
@@ -124,7 +125,7 @@ fn a_plan_for_a_node_that_was_joined_is_stale() {
         };
         engine.store(&store(12, 1));
         engine.store(&store(6, 2));
-        // Cuts the lower of the two pieces; meanwhile the branch goes, and the pieces are joined.
+        // The plan splits the lower node. Then the branch is evicted, and the nodes are joined.
         let plan = engine.ready(&store(9, 3));
         let (lease, ..) = engine.pin(&run(0, 12).then(&run(1000, 1001)));
         engine.evict_units(1);
@@ -139,9 +140,9 @@ fn a_plan_for_a_node_that_was_joined_is_stale() {
     }
 }
 
-/// A plan that hangs on the end of what was joined goes through.
+/// A plan that extends a node which has since been joined still commits.
 #[test]
-fn a_plan_below_a_node_that_was_joined_goes_through() {
+fn a_plan_below_a_joined_node_commits() {
     let mut engine = grained();
     engine.put(&run(0, 9));
     engine.put(&run(0, 4).then(&run(1000, 1001)));
@@ -149,12 +150,12 @@ fn a_plan_below_a_node_that_was_joined_goes_through() {
     engine.evict_units(1);
     engine.put(&run(0, 9));
     assert!(engine.commit(&plan).0);
-    assert_eq!((engine.get(&run(0, 31)), figures(&engine).0), (30, 3));
+    assert_eq!((engine.get(&run(0, 31)), sizes(&engine).0), (30, 3));
 }
 
-/// Only what a lease covers can be said to be rewritten, and into no more parts than it has.
+/// Only leased segments can be compacted, and only into at most as many parts as they have.
 #[test]
-fn compaction_is_refused_where_it_does_not_fit() {
+fn invalid_compactions_are_rejected() {
     let mut engine = coarse();
     engine.put(&run(0, 5));
     let (first, ..) = engine.pin(&run(0, 5));
@@ -168,12 +169,12 @@ fn compaction_is_refused_where_it_does_not_fit() {
         engine.index.validate().unwrap();
         done
     };
-    assert!(!compacted(lease, old, 1), "that id is gone");
-    assert!(!compacted(first, segment, 1), "that lease ended");
+    assert!(!compacted(lease, old, 1), "the id is gone");
+    assert!(!compacted(first, segment, 1), "the lease has ended");
     assert!(!compacted(lease, segment, 0) && !compacted(lease, segment, 3));
     assert!(compacted(lease, segment, 1));
     assert!(!compacted(lease, segment, 2));
-    assert_eq!(figures(&engine), (1, 1));
+    assert_eq!(sizes(&engine), (1, 1));
 }
 
 fn piece(engine: &mut Engine, end: u32) -> SegmentId {
@@ -182,9 +183,9 @@ fn piece(engine: &mut Engine, end: u32) -> SegmentId {
     scope.pieces[0].segment
 }
 
-/// Room for a copy is taken only where it is free, counts for everybody else, and comes back.
+/// Only free room can be reserved for a copy; nobody else can use it until it is returned.
 #[test]
-fn room_beside_stores_is_taken_and_given_back() {
+fn reserved_room_is_exclusive_until_returned() {
     let mut index = PrefixIndex::new(Limits { max_bytes: 100, max_buffers: 10, ..limits() });
     index.insert("", &Query::tokens(&[1; 60]), 1, 0).unwrap();
     assert!(!index.reserve_bytes(41, 1) && !index.reserve_bytes(1, 10));

@@ -1,5 +1,4 @@
-//! Named cases: pins, taking a path out, and what becomes of them when the tree under them
-//! changes. Numbers are those of REPORTS.md.
+//! Named cases: pins, taking a path out, and what happens to both when the tree changes.
 
 mod common;
 
@@ -15,7 +14,7 @@ fn take(engine: &mut Engine, prompt: &Prompt) -> (Match, Taken) {
     result
 }
 
-/// 114: a pin survives a flood of other prompts; released, it is as recent as its release.
+/// A pin survives a flood of other prompts. Once released, it is as recent as its release.
 #[test]
 fn a_pin_survives_a_flood() {
     for mixed in [false, true] {
@@ -38,11 +37,11 @@ fn a_pin_survives_a_flood() {
         engine.evict_units(1);
         assert_eq!([&pinned, &other].map(|prompt| engine.index.match_length(prompt)), [10, 0]);
         engine.evict_units(1);
-        assert_eq!(engine.index.match_length(&pinned), 0, "a released pin is plain LRU");
+        assert_eq!(engine.index.match_length(&pinned), 0, "a released pin follows LRU order");
     }
 }
 
-/// 114: where pins leave too little room a store is refused, and nothing is evicted for it.
+/// A store for which pins leave too little room is refused, and evicts nothing.
 #[test]
 fn pins_leave_no_room() {
     let mut engine = Engine::new(Limits { max_bytes: 30, ..limits() });
@@ -59,7 +58,7 @@ fn pins_leave_no_room() {
     assert_eq!(engine.put(&run(200, 220)), 20);
 }
 
-/// A segment matched in part is pinned whole, and stays so when another prompt splits it.
+/// A partly matched segment is pinned whole, and stays pinned when another prompt splits it.
 #[test]
 fn a_pin_covers_both_halves_of_a_split() {
     let mut engine = Engine::new(limits());
@@ -76,8 +75,8 @@ fn a_pin_covers_both_halves_of_a_split() {
     assert_eq!((evicted.units, evicted.amount.tokens), (3, 100));
 }
 
-/// A dropped namespace voids its pins; releasing one does nothing, also when others stand in the
-/// same places by then.
+/// Dropping a namespace voids its pins. Releasing a void pin does nothing, even if others have since
+/// pinned the same path.
 #[test]
 fn a_void_pin_releases_nothing() {
     for all in [false, true] {
@@ -92,21 +91,20 @@ fn a_void_pin_releases_nothing() {
         assert_eq!(engine.index.stats().leased_bytes, 100);
         assert!(engine.evict_units(1).is_empty());
         engine.release(new.unwrap());
-        assert!(engine.release(new.unwrap()).is_empty(), "a second release is passed over");
+        assert!(engine.release(new.unwrap()).is_empty(), "a second release does nothing");
         assert_eq!(engine.evict_units(1).amount.tokens, 100);
     }
 }
 
-/// Taking moves out what only this path continues, and nothing that others share, hold or go on
-/// from.
+/// Taking moves out only the part of a path that nothing else shares, leases or continues.
 #[test]
 fn taking_leaves_what_others_share() {
     let mut engine = Engine::new(Limits { segment_tokens: 10, ..limits() });
     let (a, b) = (run(0, 40), run(0, 20).then(&run(100, 110)));
     engine.put(&a);
     engine.put(&b);
-    let (found, taken) = take(&mut engine, &a);
-    assert_eq!((found.length, taken.scope.pieces.len()), (40, 4));
+    let (prefix, taken) = take(&mut engine, &a);
+    assert_eq!((prefix.length, taken.scope.pieces.len()), (40, 4));
     assert_eq!((taken.dropped.segments.len(), taken.dropped.amount.tokens), (2, 20));
     assert_eq!(engine.index.match_length(&a), 20);
     assert_eq!(engine.index.stats().leased_bytes, 20);
@@ -114,22 +112,22 @@ fn taking_leaves_what_others_share() {
     assert_eq!(engine.put(&a), 40, "put back");
 
     let (lease, ..) = engine.pin(&a);
-    assert!(take(&mut engine, &a).1.dropped.is_empty(), "held");
+    assert!(take(&mut engine, &a).1.dropped.is_empty(), "leased");
     engine.release(lease.unwrap());
-    assert!(take(&mut engine, &run(0, 35)).1.dropped.is_empty(), "another prompt goes on");
+    assert!(take(&mut engine, &run(0, 35)).1.dropped.is_empty(), "a stored prompt continues it");
     assert_eq!(engine.index.match_length(&a), 40);
 }
 
-/// Taking a hybrid's path takes the checkpoints on it along.
+/// Taking the path of a hybrid model includes its checkpoints.
 #[test]
-fn taking_takes_checkpoints_along() {
+fn taking_includes_checkpoints() {
     let mut engine = Engine::new(limits());
     let first = engine.ready(&hybrid("", &run(0, 10), false));
     engine.commit(&first);
     let second = engine.ready(&hybrid("", &run(0, 20), false));
     engine.commit(&second);
-    let (found, taken) = take(&mut engine, &run(0, 20));
-    assert_eq!((found.length, taken.scope.lease), (20, None));
+    let (prefix, taken) = take(&mut engine, &run(0, 20));
+    assert_eq!((prefix.length, taken.scope.lease), (20, None));
     assert_eq!(taken.scope.checkpoint, Some((second.checkpoint.unwrap(), 20)));
     assert_eq!(taken.dropped.checkpoints, [second.checkpoint.unwrap(), first.checkpoint.unwrap()]);
     assert_eq!(engine.index.stats().namespaces, 0);
@@ -140,7 +138,7 @@ trait MatchLength {
 }
 
 impl<I: Index> MatchLength for I {
-    /// Without a touch.
+    /// Looks up without a touch.
     fn match_length(&mut self, prompt: &Prompt) -> usize {
         self.lookup("", prompt, prompt.len(), None).unwrap().length
     }

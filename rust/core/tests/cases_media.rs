@@ -1,4 +1,4 @@
-//! Named cases: images, adapters, tenants. Numbers are those of REPORTS.md.
+//! Named cases: images, adapters, tenants.
 
 mod common;
 
@@ -13,28 +13,28 @@ fn with_image(digest: u8) -> Prompt {
     run(0, 10).then(&Prompt::media(digest, 10)).then(&run(20, 30))
 }
 
-/// 77, 81: other content under the same placeholders, none, or at another place, is a mismatch at
-/// the span's first token; and a match never ends inside one.
+/// Different content under the same placeholders, none, or the same content elsewhere diverges at the span's
+/// first token. A match never ends inside a span.
 #[test]
-fn an_image_matches_itself_at_its_place_only() {
+fn an_image_matches_only_itself_at_the_same_position() {
     let mut engine = Engine::new(limits());
     engine.put(&with_image(b'A'));
     assert_eq!(engine.get(&with_image(b'A')), 29);
     assert_eq!(engine.get(&with_image(b'B')), 10);
-    assert_eq!(engine.get(&run(0, 30)), 10, "no media where the cache has some");
+    assert_eq!(engine.get(&run(0, 30)), 10, "the query has no media, the cache has");
     let later = run(0, 11).then(&Prompt::media(b'A', 10)).then(&run(20, 30));
     assert_eq!(engine.get(&later), 10, "one token later");
     let longer = run(0, 10).then(&Prompt::media(b'A', 11)).then(&run(20, 30));
-    assert_eq!(engine.get(&longer), 10, "the length belongs to the identity");
+    assert_eq!(engine.get(&longer), 10, "the length is part of the identity");
     let cut = engine.index.lookup("", &with_image(b'A'), 15, None).unwrap();
     assert_eq!((cut.length, cut.matched), (10, 30), "the limit falls inside the image");
 
     let mut engine = Engine::new(limits());
     engine.put(&run(0, 30));
-    assert_eq!(engine.get(&with_image(b'B')), 10, "media where the cache has none");
+    assert_eq!(engine.get(&with_image(b'B')), 10, "the query has media, the cache has none");
 }
 
-/// 77: the same where eviction left half an image.
+/// A match does not end inside a span even if eviction has left half an image.
 #[test]
 fn half_an_image_is_not_served() {
     let mut engine = Engine::new(Limits { segment_tokens: 5, ..limits() });
@@ -46,9 +46,9 @@ fn half_an_image_is_not_served() {
     assert_eq!(engine.get(&with_image(b'A')), 29);
 }
 
-/// 79: the identity is the caller's content hash; nothing else of a file plays a part.
+/// Only the caller's content digest identifies an image.
 #[test]
-fn other_content_is_another_image() {
+fn different_content_is_a_different_image() {
     let mut engine = Engine::new(limits());
     let frame = |digest| Prompt::media(digest, 4).then(&run(0, 4));
     engine.put(&frame(1));
@@ -57,7 +57,7 @@ fn other_content_is_another_image() {
     assert_eq!((other.length, other.reason), (0, Reason::Media));
 }
 
-/// 80: text before a new image stays reusable.
+/// Text before a new image stays reusable.
 #[test]
 fn a_new_image_keeps_the_text_before_it() {
     let mut engine = Engine::new(limits());
@@ -65,8 +65,8 @@ fn a_new_image_keeps_the_text_before_it() {
     assert_eq!(engine.get(&run(0, 1000).then(&Prompt::media(b'B', 50))), 1000);
 }
 
-/// 25, 77: what is cut to fit is cut before an image, and a store that would keep nothing more
-/// than is held leaves the other branch alone.
+/// A store that is cut to fit is cut before an image. One that would add nothing leaves the other branch
+/// alone.
 #[test]
 fn a_store_that_does_not_fit_is_cut_before_an_image() {
     let mut engine = Engine::new(Limits { max_bytes: 15, ..limits() });
@@ -78,11 +78,11 @@ fn a_store_that_does_not_fit_is_cut_before_an_image() {
     let (length, evicted) = engine.store(&span("", &with_image(b'A')));
     assert_eq!((length, evicted.is_empty()), (0, true));
     assert_eq!(engine.index.ntokens(), 12);
-    assert_eq!(engine.get(&text), 11, "nothing was gained, nothing may be lost");
+    assert_eq!(engine.get(&text), 11, "a store that gains nothing must lose nothing");
 }
 
-/// 82: an adapter's weights belong to the namespace.
-/// 84: tenants never see each other's tokens; figures and drops are by namespace.
+/// Adapters and tenants have their own namespaces: they never see each other's tokens, and statistics and
+/// drops are per namespace.
 #[test]
 fn namespaces_never_mix() {
     let mut engine = Engine::new(limits());
@@ -92,16 +92,16 @@ fn namespaces_never_mix() {
     assert_eq!((other.length, other.matched, other.reason), (0, 0, Reason::NoEntry));
 
     engine.store(&span("m lora@v2", &prompt.then(&run(100, 150))));
-    let figures = |engine: &Engine, name| engine.index.namespace_stats(name).ntokens;
-    assert_eq!((figures(&engine, "m lora@v1"), figures(&engine, "m lora@v2")), (100, 150));
+    let tokens_held = |engine: &Engine, name| engine.index.namespace_stats(name).ntokens;
+    assert_eq!((tokens_held(&engine, "m lora@v1"), tokens_held(&engine, "m lora@v2")), (100, 150));
     let dropped = engine.index.drop_namespace("m lora@v1");
     assert_eq!((dropped.segments.len(), dropped.amount.tokens), (1, 100));
-    assert_eq!((figures(&engine, "m lora@v1"), figures(&engine, "m lora@v2")), (0, 150));
+    assert_eq!((tokens_held(&engine, "m lora@v1"), tokens_held(&engine, "m lora@v2")), (0, 150));
     assert_eq!(engine.fetch("m lora@v1", &prompt).length, 0);
     assert_eq!(engine.fetch("m lora@v2", &prompt).length, 99);
 }
 
-/// Different contents that no tree holds, enough for forgotten ones to be swept out.
+/// Interns enough unused contents to trigger a sweep.
 fn many_images(index: &mut PrefixIndex) {
     for digest in 0..=u8::MAX {
         for length in 1..3 {
@@ -110,8 +110,7 @@ fn many_images(index: &mut PrefixIndex) {
     }
 }
 
-/// 77, 81: a key that a caller still holds never comes to mean another image, however many came
-/// and went since it was made.
+/// A key that a caller holds keeps its meaning, however many images come and go.
 #[test]
 fn a_key_in_use_keeps_its_meaning() {
     let image = |digest| Prompt(vec![Part::Media(digest, 9), Part::Text(1)]);
@@ -124,12 +123,12 @@ fn a_key_in_use_keeps_its_meaning() {
     drop(held);
     many_images(&mut index);
     for digest in 0..=u8::MAX {
-        let found = index.lookup("", &image(digest), 10, None).unwrap();
-        assert_eq!(found.length, if digest == 7 { 10 } else { 0 }, "image {digest}");
+        let prefix = index.lookup("", &image(digest), 10, None).unwrap();
+        assert_eq!(prefix.length, if digest == 7 { 10 } else { 0 }, "image {digest}");
     }
 }
 
-/// What was looked up under contents that were not known then has no key to be stored under.
+/// Keys built for a lookup of unknown content cannot be stored.
 #[test]
 fn unknown_content_is_not_stored() {
     let mut index = PrefixIndex::new(limits());
@@ -142,10 +141,10 @@ fn unknown_content_is_not_stored() {
     assert_eq!(index.lookup("", &with_image(b'B'), 29, None).unwrap().length, 0);
 }
 
-/// Ranks that make the same calls number contents alike, also after forgotten ones were swept
-/// out: which of several checkpoints serves may depend on it.
+/// Ranks that make the same calls assign the same ids to contents, even after sweeps. The choice among
+/// several checkpoints may depend on them.
 #[test]
-fn ranks_number_contents_alike() {
+fn ranks_assign_the_same_content_ids() {
     let mut ranks = [PrefixIndex::new(limits()), PrefixIndex::new(limits())];
     ranks.iter_mut().for_each(many_images);
     let all = Prompt((0..100).map(|digest| Part::Media(digest, 5)).collect());

@@ -1,5 +1,4 @@
-//! Named cases: what is held, what is evicted, what a limit means. Numbers are those of
-//! REPORTS.md.
+//! Named cases: what is held, what is evicted, and what the limits mean.
 
 mod common;
 
@@ -19,9 +18,9 @@ fn at_most(max_bytes: u64) -> Limits {
     Limits { max_bytes, ..limits() }
 }
 
-/// 16: after a split each half holds its own tokens, so evicting one frees just these.
+/// After a split each half holds its own tokens, so evicting one frees only those.
 #[test]
-fn the_half_of_a_split_frees_its_own_tokens() {
+fn half_of_a_split_frees_its_own_tokens() {
     let mut engine = Engine::new(limits());
     let dear = |prompt| Store { bytes_per_token: 7, ..span("", &prompt) };
     let whole = engine.ready(&dear(run(1, 101)));
@@ -37,9 +36,9 @@ fn the_half_of_a_split_frees_its_own_tokens() {
     assert_eq!(engine.get(&run(1, 51).then(&run(200, 202))), 51);
 }
 
-/// 20: least recently used, not first in, first out.
+/// Least recently used, not first in, first out.
 #[test]
-fn the_least_recently_used_goes() {
+fn the_least_recently_used_is_evicted() {
     let [a, b, c] = [0, 100, 200].map(|start| run(start, start + 10));
     let mut engine = Engine::new(at_most(20));
     engine.put(&a);
@@ -49,9 +48,9 @@ fn the_least_recently_used_goes() {
     assert_eq!([&a, &b, &c].map(|prompt| engine.get(prompt)), [9, 0, 9]);
 }
 
-/// 20: also where two conversations part ways inside a segment: what was stored last is used last.
+/// If two conversations diverge inside a segment, the one stored last is the more recent.
 #[test]
-fn a_new_branch_outlives_the_one_it_left() {
+fn a_new_branch_outlives_the_old_one() {
     let [a, b] = [100, 200].map(|start| run(0, 50).then(&run(start, start + 10)));
     let mut engine = Engine::new(limits());
     engine.put(&a);
@@ -60,7 +59,7 @@ fn a_new_branch_outlives_the_one_it_left() {
     assert_eq!([&a, &b].map(|prompt| engine.get(prompt)), [50, 59]);
 }
 
-/// 25: of what is over the limit the beginning is kept, where any length is usable.
+/// If any length is usable, a prompt over the limit is cut to its beginning.
 #[test]
 fn a_prompt_over_the_limit_keeps_its_beginning() {
     for segment_tokens in [7, 1024] {
@@ -74,11 +73,10 @@ fn a_prompt_over_the_limit_keeps_its_beginning() {
     let mut engine = Engine::new(at_most(100));
     engine.mark(&run(500, 510));
     assert_eq!(engine.plan(&hybrid("", &run(0, 120), false)).0, Planned::TooLarge);
-    assert_eq!(engine.get(&run(500, 520)), 10, "what is refused evicts nothing");
+    assert_eq!(engine.get(&run(500, 520)), 10, "a refused store evicts nothing");
 }
 
-/// 26: counters are the sums of what is there after each of 10,000 operations, and evicting
-/// nothing from nothing is nothing.
+/// Counters equal the sums over the contents after each of 10,000 operations; an empty index evicts nothing.
 #[test]
 fn counters_do_not_drift() {
     assert!(PrefixIndex::new(limits()).evict(Need::default()).is_empty());
@@ -91,7 +89,7 @@ fn counters_do_not_drift() {
     driver::run(&long, PrefixIndex::new).unwrap();
 }
 
-/// 32: a conversation that is never left, with a checkpoint a turn, stays within its limit.
+/// A single conversation with a checkpoint per turn stays within the limit.
 #[test]
 fn one_long_conversation_keeps_its_newest_checkpoints() {
     let mut engine = Engine::new(Limits { max_checkpoints: 5, ..limits() });
@@ -103,10 +101,10 @@ fn one_long_conversation_keeps_its_newest_checkpoints() {
     assert_eq!(engine.index.stats().trees.checkpoints, 5);
 }
 
-/// 32: a lone conversation at its limit in bytes can go on: older checkpoints on its own path are
-/// fair game, all but the one that it continues from.
+/// A single conversation at the byte limit can continue: it may evict older checkpoints on its own path, but
+/// not the one it continues from.
 #[test]
-fn a_lone_conversation_at_its_limit_goes_on() {
+fn a_lone_conversation_at_the_limit_can_continue() {
     let mut engine = Engine::new(at_most(10 + 3 * 5 + 10));
     for turn in 1..=3 {
         assert_eq!(engine.mark(&run(0, turn * 5)), turn as usize * 5, "turn {turn}");
@@ -116,9 +114,9 @@ fn a_lone_conversation_at_its_limit_goes_on() {
     assert_eq!(engine.get(&run(0, 16)), 15, "a refusal loses nothing");
 }
 
-/// 35: tails go first, so nothing is ever held whose beginning is gone.
+/// Tails are evicted first, so nothing is ever held without its beginning.
 #[test]
-fn the_tail_goes_first() {
+fn the_tail_is_evicted_first() {
     let mut engine = Engine::new(Limits { segment_tokens: 10, ..limits() });
     let plan = engine.ready(&span("", &run(1, 31)));
     engine.commit(&plan);
@@ -128,9 +126,9 @@ fn the_tail_goes_first() {
     }
 }
 
-/// 35: KV beyond the last checkpoint of a branch is of no use, and is evicted with that checkpoint.
+/// KV past the last checkpoint of a branch is useless, and is evicted with that checkpoint.
 #[test]
-fn kv_goes_with_the_checkpoint_that_made_it_usable() {
+fn kv_is_evicted_with_the_checkpoint_that_made_it_usable() {
     let mut engine = Engine::new(Limits { segment_tokens: 10, ..limits() });
     engine.mark(&run(0, 25));
     engine.mark(&run(0, 15).then(&run(100, 140)));
@@ -141,7 +139,7 @@ fn kv_goes_with_the_checkpoint_that_made_it_usable() {
     assert_eq!(engine.index.stats().trees.nodes, 0);
 }
 
-/// 38: of 113 checkpoints of one prompt eight are kept: the newest, and the rest evenly.
+/// Of 113 checkpoints of one prompt eight are kept: the newest, and seven spaced evenly.
 #[test]
 fn checkpoints_of_one_prompt_thin_out_evenly() {
     let (step, count, keep) = (20, 113, 8);
@@ -159,7 +157,7 @@ fn checkpoints_of_one_prompt_thin_out_evenly() {
     assert!(gaps.windows(2).all(|pair| pair[1] - pair[0] <= 2 * even), "{kept:?}");
 }
 
-/// 38: besides the newest and the one before it, the one whose removal leaves the smallest gap is dropped.
+/// Thinning drops the checkpoint whose removal leaves the smallest gap, but not the newest or the one before.
 #[test]
 fn thinning_out_leaves_the_smallest_gap() {
     let cases =
@@ -176,7 +174,7 @@ fn thinning_out_leaves_the_smallest_gap() {
     }
 }
 
-/// 38: retention leaves alone what a lease holds, and never takes the newest.
+/// Thinning spares leased checkpoints, and the newest.
 #[test]
 fn thinning_out_spares_leased_checkpoints() {
     let mut engine = Engine::new(Limits { max_checkpoints: 1, ..limits() });
@@ -192,10 +190,9 @@ fn thinning_out_spares_leased_checkpoints() {
     assert_eq!(engine.index.stats().trees.checkpoints, 1);
 }
 
-/// 54: what comes into the place of an evicted segment has an id of its own, and the old key
-/// finds nothing.
+/// What replaces an evicted segment gets a new id, and the old key finds nothing.
 #[test]
-fn an_id_is_never_used_again() {
+fn ids_are_never_reused() {
     let mut engine = Engine::new(at_most(10));
     let mut seen: HashSet<SegmentId> = HashSet::new();
     for round in 0..100 {
@@ -209,7 +206,7 @@ fn an_id_is_never_used_again() {
     }
 }
 
-/// 112: four chats on one system prompt hold it once.
+/// Four chats with one system prompt share a single copy of it.
 #[test]
 fn a_shared_prefix_is_held_once() {
     let mut engine = Engine::new(limits());
@@ -223,7 +220,7 @@ fn a_shared_prefix_is_held_once() {
     assert_eq!(engine.index.sequences(), 4);
 }
 
-/// Amounts that no limit can hold are refused; they do not wrap around to small ones.
+/// Amounts that overflow are refused; they do not wrap around to small ones.
 #[test]
 fn amounts_beyond_64_bits_are_too_large() {
     let mut engine = Engine::new(limits());
@@ -241,10 +238,10 @@ fn amounts_beyond_64_bits_are_too_large() {
     assert_eq!(engine.index.ntokens(), 10);
 }
 
-/// A store that would not fit next to the branch that it leaves drops that branch, even where it
-/// was all that the tree held.
+/// A store that does not fit alongside the branch it diverges from drops that branch, even if the tree holds
+/// nothing else.
 #[test]
-fn the_branch_left_goes_when_only_one_fits() {
+fn a_store_replaces_the_other_branch_if_only_one_fits() {
     let mut engine = Engine::new(at_most(12));
     engine.put(&run(0, 10));
     let b: Prompt = run(0, 5).then(&run(20, 27));

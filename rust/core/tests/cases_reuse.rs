@@ -1,4 +1,4 @@
-//! Named cases: how much of a prompt is reused. Numbers are those of REPORTS.md.
+//! Named cases: how much of a prompt is reused.
 
 mod common;
 
@@ -8,7 +8,7 @@ use common::engine::{Engine, hybrid, limits, run, span};
 use common::index::{Index, Store};
 use common::prompt::Prompt;
 
-/// 21: a prompt of one token is found.
+/// A one-token prompt is found.
 #[test]
 fn a_prefix_of_one_token_counts() {
     let mut engine = Engine::new(limits());
@@ -19,7 +19,7 @@ fn a_prefix_of_one_token_counts() {
     assert_eq!(engine.get(&run(1, 3)), 1);
 }
 
-/// 28: two conversations with the same system prompt overwrite nothing of each other.
+/// Two conversations with the same system prompt do not overwrite each other.
 #[test]
 fn conversations_with_one_system_prompt_do_not_replace_each_other() {
     let system = run(0, 2000);
@@ -30,21 +30,21 @@ fn conversations_with_one_system_prompt_do_not_replace_each_other() {
     assert_eq!((engine.get(&a), engine.get(&b)), (4999, 2999));
 }
 
-/// 41: where prompts part ways the hit is exactly as long as what they share.
+/// If prompts diverge, the hit is exactly their common prefix.
 #[test]
-fn a_hit_ends_where_the_prompts_part() {
+fn a_hit_ends_where_the_prompts_diverge() {
     let mut engine = Engine::new(limits());
     engine.put(&run(1, 11));
     let query = run(1, 6).then(&run(99, 100));
-    let (found, scope) = Index::acquire(&mut engine.index, "", &query, 5).unwrap();
-    assert_eq!((found.length, scope.pieces.len(), scope.pieces[0].tokens), (5, 1, 5));
+    let (prefix, scope) = Index::acquire(&mut engine.index, "", &query, 5).unwrap();
+    assert_eq!((prefix.length, scope.pieces.len(), scope.pieces[0].tokens), (5, 1, 5));
     assert_eq!(scope.checkpoint, None);
     assert_eq!(engine.index.stats().trees.nodes, 1, "a lookup never changes the tree");
 }
 
-/// 55: what is stored as a checkpoint is what a hit hands out to continue from.
+/// A hit returns the stored checkpoint to continue from.
 #[test]
-fn a_checkpoint_is_restored_as_what_it_is() {
+fn a_hit_returns_the_stored_checkpoint() {
     let mut engine = Engine::new(limits());
     let plan = engine.ready(&hybrid("", &run(0, 100), false));
     engine.commit(&plan);
@@ -52,7 +52,7 @@ fn a_checkpoint_is_restored_as_what_it_is() {
     assert_eq!((length, checkpoint), (100, plan.checkpoint.map(|id| (id, 100))));
 }
 
-/// 57: with one layer that cannot be cut, what is usable are the checkpoints.
+/// With one layer that cannot be cut, only checkpoints are usable.
 #[test]
 fn hybrids_continue_from_checkpoints() {
     let mut engine = Engine::new(limits());
@@ -60,14 +60,14 @@ fn hybrids_continue_from_checkpoints() {
         engine.mark(&run(0, end));
     }
     let sharing = |end: u32| run(0, end).then(&run(1000, 1100));
-    let found = [180, 230, 90].map(|end| engine.fetch("", &sharing(end)));
-    assert_eq!(found.map(|found| found.length), [100, 200, 0]);
-    assert_eq!(found.map(|found| found.matched), [180, 230, 90]);
-    assert_eq!(found.map(|found| found.checkpoint_at), [Some(180), Some(230), Some(90)]);
-    assert_eq!(found[2].reason, Reason::NoCheckpoint);
+    let fetches = [180, 230, 90].map(|end| engine.fetch("", &sharing(end)));
+    assert_eq!(fetches.map(|fetch| fetch.length), [100, 200, 0]);
+    assert_eq!(fetches.map(|fetch| fetch.matched), [180, 230, 90]);
+    assert_eq!(fetches.map(|fetch| fetch.checkpoint_at), [Some(180), Some(230), Some(90)]);
+    assert_eq!(fetches[2].reason, Reason::NoCheckpoint);
 }
 
-/// 58: sliding windows, a checkpoint each 128 tokens: every turn reuses all but the last of them.
+/// With sliding windows and a checkpoint every 128 tokens, every turn reuses all checkpointed tokens.
 #[test]
 fn sliding_windows_continue_from_checkpoints() {
     let mut engine = Engine::new(Limits { max_checkpoints: 100, ..limits() });
@@ -82,8 +82,8 @@ fn sliding_windows_continue_from_checkpoints() {
     }
 }
 
-/// 58: before a window has rotated, a checkpoint serves any shorter length, also beyond where
-/// prompts part; a rotated one never does.
+/// Until a window has rotated, a checkpoint serves any shorter length, even if the prompts diverge before it.
+/// A rotated one never does.
 #[test]
 fn a_window_that_has_not_rotated_is_trimmed() {
     let mut engine = Engine::new(limits());
@@ -95,15 +95,15 @@ fn a_window_that_has_not_rotated_is_trimmed() {
     assert_eq!((length, checkpoint.unwrap().1), (60, 100));
 }
 
-/// 59: what is stored again and again is one entry, and is served from the second time on.
+/// A prompt stored repeatedly is one entry, and is served from the second time on.
 #[test]
 fn the_same_prompt_is_one_entry() {
     let mut engine = Engine::new(limits());
     let prompt = run(0, 2000);
     for round in 0..6 {
-        let found = engine.fetch("", &prompt);
-        assert_eq!(found.length, [0, 1900, 1999][round.min(2)]);
-        if let Some(at) = found.checkpoint_at {
+        let fetch = engine.fetch("", &prompt);
+        assert_eq!(fetch.length, [0, 1900, 1999][round.min(2)]);
+        if let Some(at) = fetch.checkpoint_at {
             engine.mark(&run(0, at as u32));
         }
         engine.mark(&run(0, 1900));
@@ -114,7 +114,7 @@ fn the_same_prompt_is_one_entry() {
     }
 }
 
-/// 60: each miss says why, and looking alone says the same.
+/// Every miss has a reason, and a lookup without a touch gives the same one.
 #[test]
 fn every_miss_has_a_reason() {
     let mut engine = Engine::new(limits());
@@ -131,7 +131,7 @@ fn every_miss_has_a_reason() {
     assert_eq!(reason(&mut engine, &run(0, 101)), Reason::Hit);
 }
 
-/// 62: a conversation reuses all of its earlier turns.
+/// A conversation reuses all of its earlier turns.
 #[test]
 fn reuse_grows_with_every_turn() {
     let mut engine = Engine::new(limits());
@@ -142,16 +142,16 @@ fn reuse_grows_with_every_turn() {
     }
 }
 
-/// 63, 71: another question on the same document reuses the document.
+/// Another question about the same document reuses the document.
 #[test]
-fn a_difference_drops_only_what_follows_it() {
+fn a_difference_costs_only_what_follows_it() {
     let mut engine = Engine::new(limits());
     let document = run(0, 300);
     engine.put(&document.then(&run(1000, 1010)));
     assert_eq!(engine.get(&document.then(&run(2000, 2010))), 300);
 }
 
-/// 65: the second request says where a checkpoint would help, and the third has it.
+/// The second request reports where a checkpoint would help, and the third finds it there.
 #[test]
 fn the_third_request_hits_fully() {
     let mut engine = Engine::new(limits());
@@ -169,7 +169,7 @@ fn the_third_request_hits_fully() {
     assert_eq!((repeat.length, repeat.checkpoint_at), (21_742, Some(22_241)), "an exact repeat");
 }
 
-/// 66: what a cancelled prefill had computed is kept; a copy that failed leaves nothing.
+/// What a cancelled prefill computed is kept; a failed copy leaves nothing.
 #[test]
 fn a_cancelled_prefill_keeps_what_it_has() {
     let mut engine = Engine::new(limits());
@@ -181,7 +181,7 @@ fn a_cancelled_prefill_keeps_what_it_has() {
     assert_eq!(engine.get(&prompt), 4096);
 }
 
-/// 67: one token is always left to run.
+/// One token is always left for the engine to process.
 #[test]
 fn a_hit_is_never_the_whole_prompt() {
     let mut engine = Engine::new(limits());
@@ -195,7 +195,7 @@ fn a_hit_is_never_the_whole_prompt() {
     assert_eq!(engine.get(&prompt), 30);
 }
 
-/// 68: a template that takes the thinking part out again costs only what follows it.
+/// A template that strips thinking costs only what follows the thinking.
 #[test]
 fn text_before_a_removed_part_is_reused() {
     let (prompt, thoughts, answer) = (run(0, 700), run(10_000, 10_300), run(20_000, 20_050));
@@ -204,32 +204,32 @@ fn text_before_a_removed_part_is_reused() {
     assert_eq!(engine.get(&prompt.then(&answer).then(&run(30_000, 30_020))), 700);
 }
 
-/// 75: the longest match counts, not the longest stored prompt that is a prefix.
+/// The longest match serves, not the longest stored prompt that is a prefix.
 #[test]
 fn the_longest_match_wins() {
     let mut engine = Engine::new(limits());
     engine.put(&run(0, 401));
     engine.put(&run(0, 200));
     assert_eq!(engine.get(&run(0, 400).then(&run(1000, 1010))), 400);
-    assert_eq!(engine.index.sequences(), 2, "a nested store counts as one of its own");
+    assert_eq!(engine.index.sequences(), 2, "a nested store counts separately");
 }
 
-/// 57, 75: of several layouts the one with the longest usable prefix serves, not the longest match.
+/// Of several layouts the one with the longest usable prefix serves, not the one with the longest match.
 #[test]
 fn the_layout_with_the_longest_usable_prefix_serves() {
     let mut engine = Engine::new(limits());
     engine.mark(&run(0, 100));
     engine.mark(&run(0, 400));
     engine.store(&Store { layout: 7, ..span("", &run(0, 200)) });
-    let found = engine.fetch("", &run(0, 300).then(&run(1000, 1010)));
-    assert_eq!((found.length, found.matched, found.layout.unwrap().0), (200, 300, 7));
-    assert_eq!(found.checkpoint_at, Some(300), "a checkpoint there would serve more than layout 7");
-    let found = engine.fetch("", &run(0, 401));
-    assert_eq!((found.length, found.layout.unwrap().0), (400, 1));
+    let fetch = engine.fetch("", &run(0, 300).then(&run(1000, 1010)));
+    assert_eq!((fetch.length, fetch.matched, fetch.layout.unwrap().0), (200, 300, 7));
+    assert_eq!(fetch.checkpoint_at, Some(300), "a checkpoint there would serve more than layout 7");
+    let fetch = engine.fetch("", &run(0, 401));
+    assert_eq!((fetch.length, fetch.layout.unwrap().0), (400, 1));
 }
 
-/// Whatever the two layouts of a document are, and wherever in it their checkpoints are: what matched
-/// and the advice are the document's, the length is that of the layout that serves.
+/// Whatever the two layouts of a document and the positions of their checkpoints: the match and the advice
+/// span both layouts, the length is that of the layout that serves.
 #[test]
 fn advice_is_the_deepest_over_all_layouts() {
     let document = run(0, 52);
@@ -242,9 +242,9 @@ fn advice_is_the_deepest_over_all_layouts() {
             let plain = if spans { span("", &stored(first)) } else { hybrid("", &stored(first), false) };
             engine.store(&plain);
             engine.store(&Store { layout: 9, ..hybrid("", &stored(second), false) });
-            // The quantised half of the document is held, without a checkpoint at its end.
+            // The quantised layout also holds the whole document, without a checkpoint at its end.
             engine.store(&Store { layout: 9, ..hybrid("", &question(1), false) });
-            let found = engine.fetch("", &question(2));
+            let fetch = engine.fetch("", &question(2));
             let served = |end: u32, spans: bool| match end {
                 62 => {
                     if spans {
@@ -256,8 +256,8 @@ fn advice_is_the_deepest_over_all_layouts() {
                 end => end,
             };
             let length = served(first, spans).max(served(second, false));
-            assert_eq!((found.length as u32, found.matched), (length, 52), "{first}, {second}, {spans}");
-            assert_eq!(found.checkpoint_at, (length < 52).then_some(52), "{first}, {second}, {spans}");
+            assert_eq!((fetch.length as u32, fetch.matched), (length, 52), "{first}, {second}, {spans}");
+            assert_eq!(fetch.checkpoint_at, (length < 52).then_some(52), "{first}, {second}, {spans}");
             engine.store(&Store { layout: 9, ..hybrid("", &document, false) });
             let third = engine.fetch("", &question(3));
             assert_eq!((third.length, third.checkpoint_at), (52, None));

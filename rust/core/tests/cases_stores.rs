@@ -1,5 +1,4 @@
-//! Named cases: stores between their first and their last step, interleaved with each other and on trees
-//! that change under them.
+//! Named cases: stores between draft and commit, interleaved with each other and with changes to the tree.
 
 mod common;
 
@@ -8,8 +7,8 @@ use kvcache_core::{Dropped, Error, Limits, Need, Planned};
 use common::engine::{Engine, hybrid, limits, run, span};
 use common::index::Store;
 
-/// A plan whose tree was dropped is stale, whatever was built in its place; what it reserved
-/// comes back, and its lease takes nothing from the new tree.
+/// A plan whose tree was dropped is stale, whatever has been stored since. Its reservation is released, and
+/// its void lease does not affect the new tree.
 #[test]
 fn a_plan_on_a_dropped_tree_is_stale() {
     let longer = run(0, 150);
@@ -22,7 +21,7 @@ fn a_plan_on_a_dropped_tree_is_stale() {
         engine.store(&span("another", &run(0, 100)));
         engine.put(&run(0, again));
         let (stored, dropped) = engine.commit(&plan);
-        // Appending to an equal node is the same store, cutting another segment is not.
+        // Appending to an equal node is the same store; splitting a new segment is not.
         let same = planned.len() == 150 && again == 100;
         assert_eq!((stored, dropped.is_empty()), (same, true), "{again}");
         assert_eq!(engine.index.stats().reserved_bytes, 0);
@@ -31,10 +30,10 @@ fn a_plan_on_a_dropped_tree_is_stale() {
     }
 }
 
-/// Of two plans for the same tokens the second is stale, and planned again there is nothing left
-/// to do. Plans that do not touch each other both go through.
+/// Of two plans for the same tokens the second is stale, and planning it again finds everything held. Plans
+/// that do not conflict both commit.
 #[test]
-fn plans_beside_each_other() {
+fn concurrent_plans() {
     for store in [span("", &run(0, 20)), hybrid("", &run(0, 20), false)] {
         let mut engine = Engine::new(limits());
         let (first, second) = (engine.ready(&store), engine.ready(&store));
@@ -49,12 +48,12 @@ fn plans_beside_each_other() {
         .map(|store| engine.ready(&store));
     assert!(engine.commit(&right).0 && engine.commit(&left).0, "other branches of one node");
     assert!(engine.commit(&cut_too).0);
-    assert!(!engine.commit(&cut).0, "its segment is gone");
+    assert!(!engine.commit(&cut).0, "its segment has been split");
     assert_eq!(engine.put(&branch(10, 300).prompt), 15);
     assert_eq!(engine.index.ntokens(), 40);
 }
 
-/// What open plans were promised is not there for others.
+/// Others cannot use room that is reserved for open plans.
 #[test]
 fn reservations_add_up() {
     let mut engine = Engine::new(Limits { max_bytes: 100, ..limits() });
@@ -69,7 +68,7 @@ fn reservations_add_up() {
     assert_eq!(engine.index.nbytes(), 100);
 }
 
-/// Making room for a store never takes the tokens that it continues from.
+/// Making room for a store never evicts the tokens it continues from.
 #[test]
 fn a_store_does_not_evict_its_own_beginning() {
     let mut engine = Engine::new(Limits { segment_tokens: 5, max_bytes: 40, ..limits() });
@@ -77,12 +76,12 @@ fn a_store_does_not_evict_its_own_beginning() {
     engine.put(&run(100, 120));
     let (length, evicted) = engine.store(&span("", &run(0, 30)));
     assert_eq!((length, evicted.amount.tokens), (30, 10));
-    assert_eq!(engine.get(&run(100, 120)), 10, "the tail of the other went");
+    assert_eq!(engine.get(&run(100, 120)), 10, "the tail of the other was evicted");
 }
 
-/// A draft holds its place between its steps, and promises nothing that there is no room for.
+/// A draft keeps its place between steps, and is promised only if there is room.
 #[test]
-fn a_draft_promises_what_has_room() {
+fn a_draft_is_promised_only_with_room() {
     let mut engine = Engine::new(Limits { max_bytes: 30, ..limits() });
     engine.put(&run(0, 10));
     engine.put(&run(100, 120));
@@ -101,10 +100,9 @@ fn a_draft_promises_what_has_room() {
     assert_eq!(engine.index.nbytes(), 25);
 }
 
-/// A draft whose tree was dropped or whose place was changed meanwhile takes nothing from what
-/// stands there now.
+/// A draft whose tree was dropped, or whose place has changed, fails and does not affect the new tree.
 #[test]
-fn a_draft_on_a_changed_tree_cannot_go_on() {
+fn a_draft_on_a_changed_tree_fails() {
     let parting = span("", &run(0, 5).then(&run(50, 60)));
     for recopy in [false, true] {
         let mut engine = Engine::new(limits());
@@ -126,9 +124,9 @@ fn a_draft_on_a_changed_tree_cannot_go_on() {
     }
 }
 
-/// The other side of the divergence is given up only while nobody else holds it.
+/// The other side of the divergence is dropped only while nothing else leases it.
 #[test]
-fn giving_a_branch_up_takes_it_from_nobody() {
+fn a_leased_branch_is_not_dropped_for_a_draft() {
     let mut engine = Engine::new(Limits { max_bytes: 12, ..limits() });
     engine.put(&run(0, 10));
     let parting = span("", &run(0, 5).then(&run(50, 57)));
@@ -145,9 +143,9 @@ fn giving_a_branch_up_takes_it_from_nobody() {
     assert_eq!(engine.get(&parting.prompt), 11);
 }
 
-/// A hybrid's path that only the draft still holds is dropped with the branch that it gives up.
+/// If only the draft still holds a hybrid model's path, aborting it after dropping the branch drops the rest.
 #[test]
-fn giving_up_a_path_that_nothing_else_needs() {
+fn dropping_a_branch_of_a_path_that_nothing_else_needs() {
     let mut engine = Engine::new(Limits { segment_tokens: 4, ..limits() });
     engine.mark(&run(0, 10));
     let parting = hybrid("", &run(0, 9).then(&run(50, 57)), false);
@@ -161,7 +159,7 @@ fn giving_up_a_path_that_nothing_else_needs() {
     assert_eq!(engine.index.stats().trees.nodes, 0);
 }
 
-/// KV that only an open plan kept is dropped when the plan ends without using it.
+/// KV that only an open plan kept is dropped if the plan is aborted.
 #[test]
 fn an_aborted_plan_leaves_no_dead_weight() {
     let mut engine = Engine::new(limits());
@@ -175,9 +173,9 @@ fn an_aborted_plan_leaves_no_dead_weight() {
     assert_eq!(engine.index.stats().trees.nodes, 0);
 }
 
-/// Stores under one layout with and without checkpoints never end up in one tree.
+/// Stores with and without checkpoints under one layout never share a tree.
 #[test]
-fn a_tree_is_of_one_kind() {
+fn a_tree_never_mixes_kinds() {
     let mut engine = Engine::new(limits());
     let marked = Store { layout: 0, ..hybrid("", &run(0, 20), false) };
     let (plain, marked_too) = (engine.ready(&span("", &run(0, 20))), engine.ready(&marked));

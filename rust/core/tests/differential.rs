@@ -1,4 +1,4 @@
-//! Random operations on the index, compared with the oracle. `PROPTEST_CASES` sets how many.
+//! Random operations on the index, compared with the oracle. `PROPTEST_CASES` sets the number of cases.
 
 mod common;
 
@@ -13,7 +13,7 @@ proptest! {
     #![proptest_config(config(800))]
 
     #[test]
-    fn the_index_does_what_the_oracle_says(script in script(60)) {
+    fn the_index_agrees_with_the_oracle(script in script(60)) {
         run(&script, PrefixIndex::new).map_err(TestCaseError::fail)?;
     }
 }
@@ -21,9 +21,9 @@ proptest! {
 proptest! {
     #![proptest_config(config(40))]
 
-    /// Fewer, and long enough for trees to be built up, cut down and built up again.
+    /// Fewer scripts, but long enough for trees to grow, shrink and grow again.
     #[test]
-    fn the_index_does_what_the_oracle_says_in_the_long_run(script in script(600)) {
+    fn the_index_agrees_with_the_oracle_in_long_scripts(script in script(600)) {
         run(&script, PrefixIndex::new).map_err(TestCaseError::fail)?;
     }
 }

@@ -1,18 +1,18 @@
-//! What imports what in `src`: downwards only, never in a circle; and `index.rs` is a table of contents.
+//! Files in `src` import only downwards and never in a cycle, and `index.rs` lists every public method.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// From the top down: a file imports from its own level and from those below it.
+/// From the top down: a file imports only from its own level and the levels below.
 const LEVELS: &[&[&str]] = &[
     &["lib"],
     &["inspect"],
     &["lookup", "store"],
     &["evict"],
     &["index"],
-    // What `index` is made of, though it belongs to a store.
-    &["store::under_way", "store::request"],
+    // Parts of `index`, though they belong to stores.
+    &["store::in_flight", "store::request"],
     &["lease"],
     &["trees"],
     &["forest"],
@@ -30,9 +30,9 @@ fn source() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
 }
 
-/// All files but tests, by module path.
+/// The text of all files except tests, by module path.
 fn files() -> BTreeMap<String, String> {
-    let (mut found, mut folders) = (BTreeMap::new(), vec![source()]);
+    let (mut files, mut folders) = (BTreeMap::new(), vec![source()]);
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
             if entry.is_dir() {
@@ -42,21 +42,21 @@ fn files() -> BTreeMap<String, String> {
                 let parts: Vec<_> = inside.iter().map(|part| part.to_string_lossy().into_owned()).collect();
                 let name = parts.join("::");
                 let text = fs::read_to_string(&entry).unwrap();
-                found.insert(name.strip_suffix("::mod").unwrap_or(&name).to_owned(), text);
+                files.insert(name.strip_suffix("::mod").unwrap_or(&name).to_owned(), text);
             }
         }
     }
-    found
+    files
 }
 
-/// The code without comments and without the tests at its end.
+/// The code without comments, and without the tests at the end.
 fn code(text: &str) -> String {
     let text = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
     let lines = text.lines().map(|line| line.split("//").next().unwrap_or_default());
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// The paths of a tree such as `a::{b, c::{d, e}}`, up to where it ends.
+/// Expands a use tree such as `a::{b, c::{d, e}}` into paths.
 fn expand(tree: &str) -> Vec<String> {
     let (mut paths, mut prefixes, mut path) = (Vec::new(), Vec::new(), String::new());
     for letter in tree.chars() {
@@ -79,10 +79,10 @@ fn expand(tree: &str) -> Vec<String> {
     paths
 }
 
-/// The modules that a file names: after `crate::` anywhere, and after `use` where they are its own.
+/// The modules that a file names: after `crate::` anywhere, and its own submodules after `use`.
 fn imports(module: &str, text: &str, names: &BTreeSet<String>) -> BTreeSet<String> {
     let code = code(text);
-    assert!(!code.contains("super::"), "{module}: paths begin with crate::");
+    assert!(!code.contains("super::"), "{module}: paths must begin with crate::");
     let mut paths: Vec<String> = code.split("crate::").skip(1).flat_map(expand).collect();
     let own = code.split("use ").skip(1).flat_map(expand);
     let inside = |path: String| if module == "lib" { path } else { format!("{module}::{path}") };
@@ -90,7 +90,7 @@ fn imports(module: &str, text: &str, names: &BTreeSet<String>) -> BTreeSet<Strin
     paths.iter().filter_map(|path| file(path, names)).filter(|name| name != module).collect()
 }
 
-/// The file that a path leads into.
+/// The file that a path refers to.
 fn file(path: &str, names: &BTreeSet<String>) -> Option<String> {
     let parts: Vec<&str> = path.split("::").collect();
     (1..=parts.len()).rev().map(|end| parts[..end].join("::")).find(|name| names.contains(name))
@@ -102,12 +102,12 @@ fn graph() -> Graph {
     files.iter().map(|(name, text)| (name.clone(), imports(name, text, &names))).collect()
 }
 
-/// The level of the longest name that fits.
+/// The level of a module, by the longest matching name.
 fn level(module: &str) -> usize {
     let fits = |name: &str| module == name || module.starts_with(&format!("{name}::"));
     let named = LEVELS.iter().zip(0..).flat_map(|(names, level)| names.iter().map(move |name| (name, level)));
-    let found = named.filter(|(name, _)| fits(name)).max_by_key(|(name, _)| name.len());
-    found.unwrap_or_else(|| panic!("{module} is on no level")).1
+    let longest = named.filter(|(name, _)| fits(name)).max_by_key(|(name, _)| name.len());
+    longest.unwrap_or_else(|| panic!("{module} has no level in LEVELS")).1
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn imports_go_down() {
 }
 
 #[test]
-fn no_file_imports_itself_in_a_circle() {
+fn imports_have_no_cycles() {
     let mut graph = graph();
     while let Some(done) = graph.iter().find(|(_, others)| others.is_empty()).map(|(name, _)| name.clone()) {
         graph.remove(&done);
@@ -128,12 +128,12 @@ fn no_file_imports_itself_in_a_circle() {
             others.remove(&done);
         }
     }
-    assert!(graph.is_empty(), "in a circle, or above one: {:#?}", graph.keys());
+    assert!(graph.is_empty(), "in a cycle, or above one: {:#?}", graph.keys());
 }
 
-/// A graph without edges has no faults.
+/// The tests above would pass on a graph without edges, so check that it has some.
 #[test]
-fn the_tests_above_see_imports() {
+fn the_graph_contains_imports() {
     let graph = graph();
     let sees = |module: &str, other: &str| graph[module].contains(other);
     assert!(sees("evict", "evict::need") && sees("evict::count", "trees::ends"));
@@ -144,7 +144,7 @@ fn the_tests_above_see_imports() {
 
 /// `index.rs` names the file of each public method of the index.
 #[test]
-fn the_index_says_where_its_methods_are() {
+fn the_index_lists_its_methods() {
     let files = files();
     let table: Vec<&str> = files["index"].lines().filter(|line| line.starts_with("//! | ")).collect();
     for (module, text) in &files {
@@ -155,7 +155,7 @@ fn the_index_says_where_its_methods_are() {
         for method in methods.split("    pub fn ").skip(1) {
             let name = method.split(['(', '<']).next().unwrap_or_default();
             let row = table.iter().find(|row| row.contains(&format!("`{name}`")));
-            let row = row.unwrap_or_else(|| panic!("index.rs does not say where {name} is"));
+            let row = row.unwrap_or_else(|| panic!("index.rs does not list {name}"));
             let here = module == "index" && row.contains("| here |");
             assert!(here || row.contains(&format!("`{place}")), "{name} is in {place}, not {row}");
         }

@@ -1,5 +1,5 @@
-//! What the index says of its own size, against what the allocator counted, to the byte.
-// `GlobalAlloc` is an unsafe trait. This one counts and passes on.
+//! Compares the index's own count of its heap bytes with the allocator's, to the byte.
+// `GlobalAlloc` is an unsafe trait. This implementation counts and forwards.
 #![allow(unsafe_code)]
 
 mod common;
@@ -8,8 +8,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use kvcache_core::{
-    Broken, Committed, Dropped, Error, Inserted, LabelAmount, LayoutId, LeaseId, Limits, Match, Need,
-    Outcome, Plan, PlanId, Planned, PrefixIndex, Query, Scope, SegmentId, Stats, Taken, TreeStats,
+    BrokenInvariant, Committed, Dropped, Error, Inserted, LabelAmount, LayoutId, LeaseId, Limits, Match,
+    Need, Outcome, Plan, PlanId, Planned, PrefixIndex, Query, Scope, SegmentId, Stats, Taken, TreeStats,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -20,7 +20,7 @@ use common::operations::{config, script};
 use common::prompt::Prompt;
 
 thread_local! {
-    /// Bytes that this thread allocated and did not give back.
+    /// Bytes that this thread has allocated and not freed.
     static LIVE: Cell<isize> = const { Cell::new(0) };
 }
 
@@ -30,7 +30,7 @@ fn count(bytes: usize, sign: isize) {
     LIVE.with(|live| live.set(live.get() + sign * bytes.cast_signed()));
 }
 
-// SAFETY: every call goes to the system's allocator unchanged.
+// SAFETY: every call is forwarded to the system allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size(), 1);
@@ -56,7 +56,7 @@ fn since(before: isize) -> u64 {
     u64::try_from(live() - before).unwrap()
 }
 
-/// An index, and the bytes that its calls allocated and did not give back.
+/// An index, and the bytes that its calls have allocated and not freed.
 struct Counted {
     inner: PrefixIndex,
     bytes: isize,
@@ -69,7 +69,7 @@ impl Counted {
         Self { inner, bytes: live() - before }
     }
 
-    /// What a call returns is the caller's, and does not count.
+    /// Runs a call. Its result belongs to the caller, so it does not count.
     fn call<R: Clone>(&mut self, call: impl FnOnce(&mut PrefixIndex) -> R) -> R {
         let before = live();
         let result = call(&mut self.inner);
@@ -189,11 +189,14 @@ impl Index for Counted {
         self.inner.layouts(namespace)
     }
 
-    fn validate(&self) -> Result<(), Broken> {
+    fn validate(&self) -> Result<(), BrokenInvariant> {
         self.inner.validate()?;
-        let said = self.inner.stats().index_bytes;
-        if said.cast_signed() != self.bytes as i64 {
-            return Err(Broken(format!("index_bytes says {said}, the allocator {}", self.bytes)));
+        let reported = self.inner.stats().index_bytes;
+        if reported.cast_signed() != self.bytes as i64 {
+            return Err(BrokenInvariant(format!(
+                "index_bytes is {reported}, the allocator counts {}",
+                self.bytes
+            )));
         }
         Ok(())
     }
@@ -202,14 +205,14 @@ impl Index for Counted {
 proptest! {
     #![proptest_config(config(300))]
 
-    /// The driver validates after every step, and with it compares the bytes.
+    /// The driver validates after every step, which compares the bytes.
     #[test]
     fn index_bytes_is_what_the_allocator_counted(script in script(60)) {
         run(&script, Counted::new).map_err(TestCaseError::fail)?;
     }
 }
 
-/// Ids cost four bytes a token; all that the tree adds is less than a tenth of that.
+/// Ids cost four bytes per token; the tree adds less than a tenth of that.
 #[test]
 fn a_long_key_costs_little_more_than_its_ids() {
     const TOKENS: u32 = 131_072;
@@ -222,7 +225,7 @@ fn a_long_key_costs_little_more_than_its_ids() {
     assert!(counted * 10 <= u64::from(TOKENS) * 43, "{counted} bytes for {TOKENS} tokens");
 }
 
-/// After everything is given back, nothing is left that grows with what was stored.
+/// A cleared index holds nothing that grew with what was stored.
 #[test]
 fn a_cleared_index_is_small() {
     let before = live();

@@ -1,4 +1,4 @@
-//! The harness is tested too: it must find every fault, and nothing in an index without one.
+//! Tests the harness: it must catch every fault, and pass an index without one.
 
 mod common;
 
@@ -13,7 +13,7 @@ use common::operations::{Script, script};
 
 const SCRIPTS: usize = 400;
 
-/// The same scripts at every run.
+/// The same scripts in every run.
 fn scripts() -> impl Iterator<Item = Script> {
     let mut runner = TestRunner::deterministic();
     (0..SCRIPTS).map(move |_| script(60).new_tree(&mut runner).unwrap().current())

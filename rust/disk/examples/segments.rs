@@ -1,13 +1,14 @@
-//! CPU and bandwidth of writing and reading segments of 1,024 tokens × 30 layers of bf16 (23.6 MB), beside a
-//! plain sequential read of the same files:
+//! Measures CPU time and bandwidth of writing and reading segments of 1,024 tokens × 30 layers of bf16
+//! (23.6 MB), compared with a plain sequential read of the same files:
 //!
 //! ```console
 //! $ cargo run --release -p kvcache-disk --example segments -- FOLDER [SEGMENTS [THREADS]]
 //! ```
 //!
-//! With 0 segments it only scans the folder. "Cold" means dropped from the page cache before (`posix_fadvise`, on Linux; elsewhere all reads are warm).
+//! With 0 segments it only scans the folder. "Cold" means that the files were dropped from the page cache
+//! first (with `posix_fadvise` on Linux; elsewhere all reads are warm).
 
-// Figures for people.
+// The results are for people to read.
 #![allow(clippy::cast_precision_loss)]
 
 use std::{
@@ -34,7 +35,7 @@ const ARRAYS: usize = 60;
 const HEADS: usize = 3;
 const WIDTH: usize = 64;
 
-/// User and system time of this process, in seconds.
+/// CPU time of this process, in seconds.
 fn cpu() -> f64 {
     let time = |clock| {
         let time = rustix::time::clock_gettime(clock);
@@ -58,7 +59,7 @@ impl Source for Shared {
     }
 }
 
-/// One segment's rows in buffers that hold a whole prompt: as a fetch joins them.
+/// Buffers in the layout of a whole prompt, into which a fetch joins the rows of segments.
 struct Joined(Vec<Vec<u8>>);
 
 impl Destination for Joined {
@@ -77,7 +78,7 @@ fn drop_from_page_cache(files: &[PathBuf]) {
     }
 }
 
-/// Each file from start to end by one thread, 1 MiB at a time, into the same buffer.
+/// Reads each file sequentially on one thread, 1 MiB at a time, into the same buffer.
 fn plain(files: &[PathBuf]) {
     let mut buffer = vec![0; 1 << 20];
     for path in files {
@@ -86,7 +87,7 @@ fn plain(files: &[PathBuf]) {
     }
 }
 
-/// The same by several threads, a file each at a time.
+/// Does the same on several threads, with one file per thread at a time.
 fn plain_parallel(files: &[PathBuf], threads: usize) {
     std::thread::scope(|scope| {
         for thread in 0..threads {
@@ -96,7 +97,7 @@ fn plain_parallel(files: &[PathBuf], threads: usize) {
     });
 }
 
-/// One path of segments, and where it is stored.
+/// A path of segments, and where it is stored.
 struct Bench {
     root: PathBuf,
     folder: Arc<Folder>,
@@ -104,7 +105,7 @@ struct Bench {
     payload: Arc<Vec<Vec<u8>>>,
 }
 
-/// Bytes of an array of a segment.
+/// Bytes per array of a segment.
 const ARRAY_BYTES: usize = HEADS * TOKENS * WIDTH * 2;
 
 fn open(root: &Path) -> Arc<Folder> {
@@ -164,7 +165,7 @@ fn specs(segments: usize) -> Vec<Spec> {
         );
     }
     println!(
-        "names of {} tokens, {} boundaries: {:.0} µs; blake3 of as many bytes {:.0}",
+        "names of {} tokens, {} boundaries: {:.0} µs; blake3 of the same bytes: {:.0} µs",
         tokens.len(),
         cuts.len(),
         ours * 1e6,
@@ -196,7 +197,7 @@ impl Bench {
         (self.specs.len() * ARRAYS * ARRAY_BYTES) as f64
     }
 
-    /// Milliseconds a segment.
+    /// Milliseconds per segment.
     fn each(&self, seconds: f64) -> f64 {
         seconds * 1e3 / self.specs.len() as f64
     }
@@ -214,9 +215,13 @@ impl Bench {
             });
             assert!(writer.flush(Duration::from_secs(600)));
         });
-        println!("submit: {:.1} µs of the calling thread a segment", self.each(submitting) * 1e3);
+        println!("submit: {:.1} µs per segment on the calling thread", self.each(submitting) * 1e3);
         let rate = self.total() / wall / 1e9;
-        println!("put: {:.1} ms CPU, {:.1} ms a segment, {rate:.2} GB/s", self.each(used), self.each(wall));
+        println!(
+            "put, per segment: {:.1} ms CPU, {:.1} ms; {rate:.2} GB/s",
+            self.each(used),
+            self.each(wall)
+        );
         println!("bytes on disk / payload: {:.4}", self.folder.stats().written_bytes as f64 / self.total());
     }
 
@@ -227,7 +232,7 @@ impl Bench {
             start: spec.start + from,
             tokens: spec.tokens[from..].to_vec(),
             media: Vec::new(),
-            // Written to once, so that what is measured is not the kernel's zeroing of new pages.
+            // Written once beforehand, so as not to measure the kernel's zeroing of new pages.
             destination: Joined(vec![vec![1; ARRAY_BYTES / TOKENS * (TOKENS - from)]; ARRAYS]),
         };
         self.specs.iter().map(want).collect()
@@ -241,7 +246,7 @@ impl Bench {
                 assert!(outcome.is_read(), "{}", outcome.reason());
             }
         };
-        // Alternating, so that both see the same neighbours; the best of each.
+        // Alternate, so that both see the same load from other processes, and take the best of each.
         let mut best = [f64::MAX; 8];
         let mut note = |index: usize, value: f64| best[index] = best[index].min(value);
         for _ in 0..7 {
@@ -264,15 +269,19 @@ impl Bench {
         }
         let rate = |wall: f64| self.total() / wall / 1e9;
         let cpu = |used: f64| self.each(used);
-        println!("plain, cold: {:.2} GB/s; by {threads} threads {:.2}", rate(best[0]), rate(best[1]));
-        println!("get, cold: {:.2} GB/s, {:.1} ms CPU a segment", rate(best[2]), cpu(best[3]));
-        println!("get / plain, cold: {:.2}; / by {threads}: {:.2}", best[0] / best[2], best[1] / best[2]);
+        println!("plain, cold: {:.2} GB/s; {threads} threads: {:.2}", rate(best[0]), rate(best[1]));
+        println!("get, cold: {:.2} GB/s, {:.1} ms CPU per segment", rate(best[2]), cpu(best[3]));
+        println!(
+            "get / plain, cold: {:.2}; / {threads} threads: {:.2}",
+            best[0] / best[2],
+            best[1] / best[2]
+        );
         println!(
             "get, warm: {:.2} GB/s, {:.1} ms CPU; plain {:.2}",
             rate(best[4]),
             cpu(best[5]),
             rate(best[6])
         );
-        println!("get of tokens 100 to 1,024, warm: {:.1} ms CPU a segment", cpu(best[7]));
+        println!("get of tokens 100 to 1,024, warm: {:.1} ms CPU per segment", cpu(best[7]));
     }
 }

@@ -1,14 +1,14 @@
-//! The clock that orders records by last use and says when to try again, so that tests can set it.
+//! The clock that orders records by last use and times retries, as a trait so that tests can set it.
 
 use std::time::{Duration, SystemTime};
 
-/// Time since 1970. Deadlines of reads, flushes and closes do not use it: those are real time.
+/// Wall-clock time. Deadlines of reads, flushes and closes use the monotonic system clock instead.
 pub trait Clock: Send + Sync {
-    /// May go backwards; a folder still orders its own uses.
+    /// Time since the Unix epoch. May run backwards: a folder still orders its own uses correctly.
     fn now(&self) -> Duration;
 }
 
-/// The system's clock.
+/// The system clock.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 

@@ -1,4 +1,4 @@
-//! 256-bit digests, written as 64 hexadecimal digits.
+//! 256-bit digests, spelled as 64 hexadecimal digits.
 
 use std::{fmt, str::FromStr};
 
@@ -24,14 +24,14 @@ impl fmt::Debug for Digest {
     }
 }
 
-/// A text that is not 64 lower-case hexadecimal digits.
+/// The string is not 64 lower-case hexadecimal digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotADigest;
 
 impl FromStr for Digest {
     type Err = NotADigest;
 
-    /// Upper-case digits are refused: a digest has one spelling, so a file has one name.
+    /// Rejects upper-case digits: a digest must have one spelling, so that a file has one name.
     fn from_str(text: &str) -> Result<Self, NotADigest> {
         let value = |digit: u8| match digit {
             b'0'..=b'9' => Ok(digit - b'0'),

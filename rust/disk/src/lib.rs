@@ -1,14 +1,15 @@
-//! Records of KV in a folder of files: names, checksums, room, threads. Bytes and ids only; no tree, no Python.
+//! KV records as files in a bounded folder: names, checksums, room, threads. Bytes and ids only; no tree, no
+//! Python.
 //!
-//! | module | what a change there is about |
+//! | module | responsible for |
 //! |---|---|
-//! | [`name`] | content names: what a record is called |
-//! | [`record`] | one file: its format, its checksums, reading parts of it |
-//! | [`folder`] | one bounded folder: room, order of eviction, scan, removal |
-//! | [`writer`] | the queue and its thread |
-//! | [`reader`] | many records at once, until a deadline |
-//! | [`files`] | the file operations, as a trait |
-//! | [`clock`] | the time, as a trait |
+//! | [`name`] | content names of records |
+//! | [`record`] | one file: its format and checksums, and reading parts of it |
+//! | [`folder`] | one bounded folder: room, eviction, scan, removal |
+//! | [`writer`] | the write queue and its thread |
+//! | [`reader`] | reading many records at once, until a deadline |
+//! | [`files`] | file operations, as a trait |
+//! | [`clock`] | the clock, as a trait |
 //!
 //! # Use
 //!
@@ -26,7 +27,7 @@
 //! let writer = Writer::new(Arc::clone(&folder), 256 << 20);
 //! let reader = Reader::new(Arc::clone(&folder), 4);
 //!
-//! // One namer for a namespace and layout; one pass over a prompt names all its records.
+//! // One namer per namespace and layout. One pass over a prompt names all its records.
 //! let identity = Identity {
 //!     namespace: "model@revision".into(),
 //!     layout: "[[\"KVCache\", 2, 4]]".into(),
@@ -39,7 +40,7 @@
 //! let hashes = namer.hashes(&tokens, &[], &[0, 3])?;
 //! let name = namer.name(Kind::Segment, hashes[0], 3, hashes[1]);
 //!
-//! // Two heads, three tokens, four bytes a row.
+//! // Two heads, three tokens, four bytes per row.
 //! let array =
 //!     ArraySpec { name: "layers.0.keys".into(), dtype: Dtype::U8, shape: vec![2, 3, 4], token_axis: Some(1) };
 //! let spec = Spec {
@@ -55,7 +56,7 @@
 //! writer.submit(spec, Box::new(vec![(0..24).collect::<Vec<u8>>()])).map_err(|refusal| refusal.to_string())?;
 //! assert!(writer.flush(Duration::from_secs(60)));
 //!
-//! // Token 1 and 2 of each head.
+//! // Tokens 1 and 2 of each head.
 //! let want = Want {
 //!     name,
 //!     identity: Arc::clone(namer.identity()),
@@ -72,16 +73,18 @@
 //!
 //! # What the caller guarantees
 //!
-//! Names are [`Namer`](name::Namer)'s hashes of the very prompt; arrays do not change while they are queued;
-//! paths are submitted from head to tail. Nothing else: files may be damaged, swapped, removed by anyone at
-//! any time, processes may be killed, and the disk may fail or hang. The worst answer is a miss.
+//! Names come from [`Namer`](name::Namer), for exactly the prompt they are used with; arrays do not change
+//! while they are queued; paths are submitted from head to tail. Nothing else: anyone may damage, swap or
+//! remove files at any time, processes may be killed, and the disk may fail or hang. The worst result is a
+//! miss.
 //!
 //! # Threads
 //!
-//! [`Folder::open`](folder::Folder::open) starts one that ends with the scan, [`Writer::new`](writer::Writer::new)
-//! one that ends with `close`, [`Reader::read`](reader::Reader::read) some that end with the call, or, where the
-//! disk hangs, when it answers. Sources and destinations may be dropped on any of them. A forked child has none
-//! of these threads: it needs a folder, a writer and a reader of its own.
+//! [`Folder::open`](folder::Folder::open) starts a thread that ends with the scan, and
+//! [`Writer::new`](writer::Writer::new) one that ends with `close`. [`Reader::read`](reader::Reader::read)
+//! starts threads that end with the call or, if the disk hangs, when it responds. Sources and destinations may
+//! be dropped on any of them. A forked child has none of these threads, so it needs its own folder, writer and
+//! reader.
 #![forbid(unsafe_code)]
 
 pub mod clock;

@@ -1,9 +1,9 @@
-//! Content names: what a record's file is called, and the hashes that the name is made of.
+//! Content names: the file name of a record, and the hashes it consists of.
 //!
 //! `h(p)` covers everything that the KV of the first `p` tokens depends on: format version, namespace, rank,
 //! number of ranks, layout, `segment_tokens`, the tokens up to `p`, and the media spans among them. It does
-//! not depend on how a tree is cut, so two processes and two machines find each other's records. One pass
-//! over a prompt gives all its boundaries: 131,072 tokens and 128 boundaries take about 0.2 ms.
+//! not depend on how a tree is cut, so processes and machines find each other's records. One pass over a
+//! prompt yields the hashes at all boundaries: 131,072 tokens and 128 boundaries take about 0.2 ms.
 //!
 //! ```text
 //! <namespace digest>/<layout digest>/<h(start)>/<length>-<h(end)>.kv        a segment
@@ -12,53 +12,54 @@
 //!
 //! ```text
 //! field(x) = length of x in bytes as u64, x          all numbers little-endian
-//! H        = BLAKE3, keyed with derive_key("kvcache 2026 record names", secret) where there is a secret
+//! H        = BLAKE3, keyed with derive_key("kvcache 2026 record names", secret) if there is a secret
 //! layout   = H(field("kvcache layout"), field(layout))
 //! space    = H(field("kvcache namespace"), field(namespace), rank u32, ranks u32)
 //! root     = H(field("kvcache prefix"), version u32, field(namespace), rank u32, ranks u32, layout,
 //!              segment_tokens u32)
-//! h(p)     = BLAKE3 keyed with root, of the tokens before p as u32; in front of the first token of a media
-//!            span 0xFFFFFFFF, its length as u64, its digest
+//! h(p)     = BLAKE3 keyed with root, of the tokens before p as u32; the first token of a media span is
+//!            preceded by 0xFFFFFFFF, the span's length as u64 and its digest
 //! ```
 //!
-//! A name is never trusted alone: a reader compares header and tokens as well.
+//! A name alone is never trusted: a reader also compares the header and the tokens.
 
 use std::{fmt, path::PathBuf, sync::Arc};
 
 use crate::digest::Digest;
 
-/// Version of names and records. Part of every hash: another version's records are never found.
+/// Version of names and records. Part of every hash, so records of another version are never found.
 pub const FORMAT_VERSION: u32 = 1;
 
-/// Token ids are below this; above it is the mark of a media span in the hashed stream.
+/// All token ids are below this. Above it is the marker of a media span in the hashed stream.
 pub const TOKEN_LIMIT: u32 = 1 << 31;
 const MEDIA_MARK: u32 = u32::MAX;
-/// Bytes hashed at once.
+/// Bytes per hash update.
 const BLOCK: usize = 16 * 1024;
 
-/// Everything besides tokens that decides whether KV may be reused.
+/// Everything except tokens that decides whether KV may be reused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// Model, revision, adapter, tenant: what must never mix. Not empty.
+    /// Model, revision, adapter, tenant: everything that must never mix. Not empty.
     pub namespace: String,
-    /// Layer classes, shapes per token, dtypes, quantisation: any text that is equal where KV can be joined.
+    /// Layer classes, shapes per token, dtypes, quantisation, as any string that is equal if and only if KV
+    /// can be joined.
     pub layout: String,
     /// This process's rank in a tensor- or pipeline-parallel run.
     pub rank: u32,
-    /// How many ranks there are; 1 without parallelism.
+    /// Number of ranks; 1 without parallelism.
     pub ranks: u32,
-    /// Grain of the tree's nodes. Caches of different grain share nothing.
+    /// Maximum tokens per segment. Caches that differ in it share nothing.
     pub segment_tokens: u32,
 }
 
-/// An image or audio span: `length` tokens from `start` that show the content `digest`.
+/// An image or audio span: `length` tokens from `start` that represent the content `digest`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Media {
     /// Position of its first token in the prompt.
     pub start: usize,
-    /// Its tokens; at least 1.
+    /// Number of tokens; at least 1.
     pub length: usize,
-    /// Hash of the content, all 256 bits.
+    /// Digest of the content.
     pub digest: Digest,
 }
 
@@ -67,11 +68,11 @@ pub struct Media {
 pub enum Kind {
     /// The KV of its own tokens.
     Segment,
-    /// The state after its last token. Of use only together with the KV before it.
+    /// The sliding-window and recurrent layers after its last token. Usable only with the KV before it.
     Checkpoint,
 }
 
-/// The name of one record: five digests' worth of path. Cheap to copy.
+/// The name of one record. Cheap to copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name {
     /// Digest of namespace and rank: the first folder.
@@ -96,14 +97,14 @@ impl Name {
         path
     }
 
-    /// The part of the path below the layout's folder, as a header names its parent.
+    /// The part of the path below the layout's folder. A header names its parent this way.
     pub fn tail(&self) -> String {
         let suffix = if self.kind == Kind::Checkpoint { ".cp" } else { "" };
         format!("{}/{}-{}{suffix}.kv", self.start, self.length, self.end)
     }
 
-    /// The name that `tail` spells below the folders of `space` and `layout`, or `None` where it is not
-    /// exactly what [`tail`](Self::tail) would write.
+    /// Parses a tail below the folders of `space` and `layout`. Returns `None` unless it is spelled exactly as
+    /// [`tail`](Self::tail) spells it.
     pub fn parse(space: Digest, layout: Digest, tail: &str) -> Option<Self> {
         let (start, file) = tail.split_once('/')?;
         let stem = file.strip_suffix(".kv")?;
@@ -133,17 +134,17 @@ impl fmt::Display for Name {
 pub enum NameError {
     /// A token id at or above [`TOKEN_LIMIT`].
     Token {
-        /// Where.
+        /// Position in the prompt.
         position: usize,
     },
-    /// Media spans must be in order, apart, not empty and inside the tokens.
+    /// Media spans must be sorted, disjoint, non-empty and within the tokens.
     Media {
-        /// Which span.
+        /// The span's index in the list.
         index: usize,
     },
-    /// Boundaries must ascend and lie within the tokens.
+    /// Boundaries must be sorted and within the tokens.
     Boundary {
-        /// Which boundary.
+        /// The boundary's index in the list.
         index: usize,
     },
 }
@@ -152,15 +153,14 @@ impl fmt::Display for NameError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Token { position } => {
-                write!(f, "token ids must be below {TOKEN_LIMIT}, the one at position {position} is not")
+                write!(f, "token ids must be below {TOKEN_LIMIT}; the one at position {position} is not")
             }
             Self::Media { index } => write!(
                 f,
-                "media spans must be in order, apart from each other, not empty and inside the tokens; \
-                 span {index} is not"
+                "media spans must be sorted, disjoint, non-empty and within the tokens; span {index} is not"
             ),
             Self::Boundary { index } => {
-                write!(f, "boundaries must ascend and lie within the tokens; boundary {index} does not")
+                write!(f, "boundaries must be sorted and within the tokens; boundary {index} is not")
             }
         }
     }
@@ -168,7 +168,7 @@ impl fmt::Display for NameError {
 
 impl std::error::Error for NameError {}
 
-/// Names the records of one identity. Build it once; cloning is cheap.
+/// Names the records of one identity. Create it once; cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct Namer {
     identity: Arc<Identity>,
@@ -178,9 +178,9 @@ pub struct Namer {
 }
 
 impl Namer {
-    /// With a secret, all digests are keyed by it: whoever lacks it cannot tell from the names whether a
-    /// known prompt is stored, and records written with another secret are never found. The secret may be of
-    /// any length; use at least 16 random bytes.
+    /// Creates a namer. A secret keys all digests: without it, nobody can tell from the names whether a given
+    /// prompt is stored, and records written with another secret are never found. It may have any length; use
+    /// at least 16 random bytes.
     pub fn new(identity: Identity, secret: Option<&[u8]>) -> Self {
         let fresh = |domain: &str| {
             let mut hasher = match secret {
@@ -204,17 +204,18 @@ impl Namer {
         absorb(&mut root, identity.namespace.as_bytes());
         root.update(&identity.rank.to_le_bytes()).update(&identity.ranks.to_le_bytes());
         root.update(&layout.0).update(&identity.segment_tokens.to_le_bytes());
-        // As a key, and not in front of the tokens: so segments lie on the hash's own chunks, twice as fast.
+        // As the key and not as a prefix of the tokens: this aligns segments with the chunks of the hash, and is
+        // twice as fast.
         let root = blake3::Hasher::new_keyed(&finish(&root).0);
         Self { identity: Arc::new(identity), space: finish(&space), layout, root }
     }
 
-    /// What is named.
+    /// The identity whose records it names.
     pub fn identity(&self) -> &Arc<Identity> {
         &self.identity
     }
 
-    /// The folder of this namespace and rank, whatever the layout.
+    /// The folder of this namespace and rank, for all layouts.
     pub fn space(&self) -> Digest {
         self.space
     }
@@ -224,10 +225,10 @@ impl Namer {
         self.layout
     }
 
-    /// `h(p)` for each `p` of `boundaries`, in one pass over `tokens`. O(tokens + boundaries).
+    /// Computes `h(p)` for each `p` in `boundaries`, in one pass over `tokens`. O(tokens + boundaries).
     ///
-    /// A media span enters the hash, whole, at its first token; so two prompts part at the first token of a
-    /// span that differs. Spans that begin at or after the last boundary have no influence.
+    /// A media span enters the hash whole, at its first token, so two prompts diverge at the first token of a
+    /// span that differs. Spans that start at or after the last boundary have no effect.
     ///
     /// # Errors
     /// A token, span or boundary that is out of range.
@@ -237,7 +238,7 @@ impl Namer {
         media: &[Media],
         boundaries: &[usize],
     ) -> Result<Vec<Digest>, NameError> {
-        // All at once first: that is vectorised.
+        // One check of all tokens first, because it vectorises.
         if tokens.iter().fold(0, |all, token| all | token) >= TOKEN_LIMIT {
             let position = tokens.iter().position(|&token| token >= TOKEN_LIMIT).unwrap_or_default();
             return Err(NameError::Token { position });
@@ -280,12 +281,12 @@ fn finish(hasher: &blake3::Hasher) -> Digest {
     Digest(*hasher.finalize().as_bytes())
 }
 
-/// Length first, so that no two lists of fields give the same bytes.
+/// Hashes the length first, so that no two lists of fields hash the same bytes.
 fn absorb(hasher: &mut blake3::Hasher, bytes: &[u8]) {
     hasher.update(&(bytes.len() as u64).to_le_bytes()).update(bytes);
 }
 
-/// Little-endian, in blocks that keep the hash's widest kernel busy.
+/// Hashes tokens as little-endian, in blocks large enough for the hash's widest SIMD kernel.
 fn feed(hasher: &mut blake3::Hasher, tokens: &[u32], block: &mut [u8; BLOCK]) {
     for tokens in tokens.chunks(BLOCK / 4) {
         let block = &mut block[..tokens.len() * 4];

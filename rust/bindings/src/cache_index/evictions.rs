@@ -1,4 +1,4 @@
-//! Evictions, dry runs of them, and room under the limits.
+//! Eviction, dry runs of it, and room under the limits.
 
 use kvcache_core as core;
 use pyo3::prelude::*;
@@ -11,7 +11,7 @@ use crate::types::dropped::Dropped;
 
 #[pymethods]
 impl CacheIndex {
-    /// Units that `evict` would take for the same figures; evicts nothing.
+    /// The number of units that `evict` would take for the same arguments. Evicts nothing.
     #[pyo3(signature = (*, nbytes = 0, buffers = 0, tokens = 0, sequences = 0, entries = 0))]
     fn count_units(
         &self,
@@ -25,20 +25,20 @@ impl CacheIndex {
         Ok(lock(&self.inner)?.index.count_units(need))
     }
 
-    /// Units last used at or before `stamp`.
+    /// The number of units that `evict_idle` would take. Evicts nothing.
     fn count_idle(&self, stamp: u64) -> PyResult<u64> {
         Ok(lock(&self.inner)?.index.count_idle(stamp))
     }
 
-    /// By how many bytes `nbytes` more would be over the limits; None where evicting all that no
-    /// lease holds would not make that room.
+    /// How many bytes over the limit the index would be with `nbytes` more. None if even evicting
+    /// everything that is not leased would not make room.
     fn over(&self, nbytes: u64) -> PyResult<Option<u64>> {
         let index = &lock(&self.inner)?.index;
         Ok(index.holds(nbytes, 0).then(|| index.over(nbytes, 0).nbytes))
     }
 
-    /// Evicts units in eviction order until all figures are reached. `sequences` counts nested ones each,
-    /// `entries` those that no other one covers.
+    /// Evicts units in eviction order until every argument is met. `sequences` counts nested ones
+    /// separately, `entries` only those that no other one covers.
     #[pyo3(signature = (*, nbytes = 0, buffers = 0, tokens = 0, units = 0, sequences = 0, entries = 0))]
     fn evict(
         &self,
@@ -62,27 +62,29 @@ impl CacheIndex {
         Ok(inner.dropped(dropped))
     }
 
+    /// Evicts units in eviction order for as long as the next one was last used at or before `stamp`.
     fn evict_idle(&self, stamp: u64) -> PyResult<Dropped> {
         let mut inner = lock(&self.inner)?;
         let dropped = inner.index.evict_idle(stamp);
         Ok(inner.dropped(dropped))
     }
 
-    /// Room under the limits; None, and nothing evicted, where leases leave too little.
+    /// Evicts until `nbytes` and `buffers` fit under the limits. Returns None and evicts nothing if
+    /// leases and reservations leave too little.
     fn make_room(&self, nbytes: u64, buffers: u64) -> PyResult<Option<Dropped>> {
         let mut inner = lock(&self.inner)?;
         let dropped = inner.index.make_room(nbytes, buffers);
         Ok(dropped.map(|dropped| inner.dropped(dropped)))
     }
 
-    /// Takes free room under the limits for arrays that are not held yet; None, and nothing taken, where
-    /// there is too little. Evicts nothing.
+    /// Reserves free room under the limits for arrays that the index does not hold yet. Returns None if
+    /// that much is not free; never evicts.
     fn reserve_bytes(&self, nbytes: u64, buffers: u64) -> PyResult<Option<Room>> {
         let reserved = lock(&self.inner)?.index.reserve_bytes(nbytes, buffers);
         Ok(reserved.then(|| Room::new(nbytes, buffers, &self.abandonments)))
     }
 
-    /// Gives back what `reserve_bytes` took. A second time does nothing.
+    /// Releases room taken with `reserve_bytes`. A second call does nothing.
     fn unreserve_bytes(&self, room: &Bound<'_, Room>) -> PyResult<()> {
         let room = room.get();
         let mut inner = lock(&self.inner)?;
@@ -92,12 +94,14 @@ impl CacheIndex {
         Ok(())
     }
 
+    /// Drops a namespace, leased or not.
     fn drop(&self, namespace: &str) -> PyResult<Dropped> {
         let mut inner = lock(&self.inner)?;
         let dropped = inner.index.drop_namespace(namespace);
         Ok(inner.dropped(dropped))
     }
 
+    /// Drops everything, leased or not.
     fn clear(&self) -> PyResult<Dropped> {
         let mut inner = lock(&self.inner)?;
         let dropped = inner.index.clear();

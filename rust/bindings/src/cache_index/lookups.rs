@@ -1,4 +1,4 @@
-//! Lookups, and the leases under which a fetch copies.
+//! Lookups, and the leases that protect what a fetch copies.
 
 use kvcache_core as core;
 use pyo3::prelude::*;
@@ -7,11 +7,11 @@ use crate::cache_index::CacheIndex;
 use crate::error::lock;
 use crate::tickets::Lease;
 use crate::tokens::{SpanArgument, Tokens};
-use crate::types::found::{Acquired, Match};
+use crate::types::lookup::{Acquired, Match};
 
 #[pymethods]
 impl CacheIndex {
-    /// What a fetch of at most `limit` tokens would find. Changes nothing.
+    /// Finds the longest usable prefix of at most `limit` tokens. Changes nothing.
     fn lookup(
         &self,
         tokens: &Tokens,
@@ -20,14 +20,14 @@ impl CacheIndex {
         limit: usize,
     ) -> PyResult<Match> {
         let length = tokens.keys().len();
-        let found =
+        let prefix =
             tokens.with_query(&mut lock(&self.inner)?.index, length, &media, false, |index, query| {
                 index.match_prefix(namespace, query, limit, None)
             });
-        found.map(Match::from)
+        prefix.map(Match::from)
     }
 
-    /// Leases what a fetch of at most `limit` tokens copies.
+    /// Finds the longest usable prefix of at most `limit` tokens, and leases it so that a fetch can copy it.
     fn acquire(
         &self,
         py: Python<'_>,
@@ -37,14 +37,14 @@ impl CacheIndex {
         limit: usize,
     ) -> PyResult<Acquired> {
         let length = tokens.keys().len();
-        let (found, scope) =
+        let (prefix, scope) =
             tokens.with_query(&mut lock(&self.inner)?.index, length, &media, false, |index, query| {
                 index.acquire(namespace, query, limit)
             })?;
-        Acquired::new(py, found, scope, None, &self.abandonments)
+        Acquired::new(py, prefix, scope, None, &self.abandonments)
     }
 
-    /// As `acquire`, and moves the exclusively held part out of the index.
+    /// Like `acquire`, and moves the part that nothing else uses out of the index.
     fn take(
         &self,
         py: Python<'_>,
@@ -55,15 +55,16 @@ impl CacheIndex {
     ) -> PyResult<Acquired> {
         let length = tokens.keys().len();
         let mut inner = lock(&self.inner)?;
-        let (found, taken) = tokens.with_query(&mut inner.index, length, &media, false, |index, query| {
-            index.take(namespace, query, limit)
-        })?;
+        let (prefix, taken) =
+            tokens.with_query(&mut inner.index, length, &media, false, |index, query| {
+                index.take(namespace, query, limit)
+            })?;
         let dropped = inner.dropped(taken.dropped);
         drop(inner);
-        Acquired::new(py, found, taken.scope, Some(dropped), &self.abandonments)
+        Acquired::new(py, prefix, taken.scope, Some(dropped), &self.abandonments)
     }
 
-    /// How many tokens `take` would move out of the index now.
+    /// How many tokens `take` would move out of the index. Changes nothing.
     fn takeable(
         &self,
         tokens: &Tokens,
@@ -77,7 +78,7 @@ impl CacheIndex {
         })
     }
 
-    /// Ends a lease; what it covered becomes the most recently used. A second time does nothing.
+    /// Ends a lease. What it covered becomes the most recently used. A second call does nothing.
     fn release(&self, lease: &Bound<'_, Lease>, stamp: u64) -> PyResult<()> {
         let mut inner = lock(&self.inner)?;
         if lease.get().end() {
@@ -87,15 +88,15 @@ impl CacheIndex {
         Ok(())
     }
 
-    /// The arrays of a segment on a lease's path were rewritten into `parts` parts, which are owed from
-    /// here on. False: the segment is gone, or has fewer.
+    /// Records that the caller has rewritten a segment on a lease's path into `parts` parts, and owes the
+    /// swap. Returns False if the segment is gone or already has fewer parts.
     fn compacted(&self, lease: &Bound<'_, Lease>, segment: u64, parts: u32) -> PyResult<bool> {
         let mut inner = lock(&self.inner)?;
         let lease = core::LeaseId(lease.get().id);
-        let done = inner.index.compacted(lease, core::SegmentId(segment), parts);
-        if done {
+        let accepted = inner.index.compacted(lease, core::SegmentId(segment), parts);
+        if accepted {
             inner.owed.rewritten.push(segment);
         }
-        Ok(done)
+        Ok(accepted)
     }
 }

@@ -1,8 +1,8 @@
 //! `CacheIndex`: the two-step protocol of a cache that keeps arrays under the index's ids.
 
 mod evictions;
-mod figures;
 mod lookups;
+mod stats;
 mod stores;
 
 use std::sync::Mutex;
@@ -11,14 +11,14 @@ use kvcache_core as core;
 use pyo3::prelude::*;
 
 use crate::arguments::{Policy, limits};
-use crate::error::{broken, lock};
+use crate::error::{invariant, lock};
 use crate::tickets::{Abandoned, Abandonments, Announced};
 use crate::types::dropped::{Dropped, Joined, Owed};
 
-/// The index behind `KVPrefixCache`.
+/// The index of a `KVPrefixCache`.
 ///
-/// What leaves the index is owed: the caller drops the arrays under these ids and then says so with
-/// `settled`. A caller that is interrupted in between finds the ids still owed.
+/// Ids that leave the index are owed: the caller drops the arrays under them and then calls `settled`. If
+/// it is interrupted in between, the ids are still owed.
 #[pyclass(frozen, module = "kvcache._core")]
 pub(crate) struct CacheIndex {
     inner: Mutex<Inner>,
@@ -32,7 +32,7 @@ struct Inner {
 }
 
 impl Inner {
-    /// Notes what left the index.
+    /// Records what left the index.
     fn owe(&mut self, dropped: &core::Dropped) {
         self.owed.segments.extend(dropped.segments.iter().map(|id| id.0));
         self.owed.checkpoints.extend(dropped.checkpoints.iter().map(|id| id.0));
@@ -47,7 +47,7 @@ impl Inner {
         dropped.into()
     }
 
-    /// Notes that a plan's arrays, if they exist, belong to nothing.
+    /// Records the arrays of a plan that failed, which may or may not exist.
     fn owe_plan(&mut self, announced: &Announced) {
         self.owed.segments.extend(&announced.segments);
         self.owed.checkpoints.extend(announced.checkpoint);
@@ -70,13 +70,13 @@ impl CacheIndex {
         Ok(Self { inner: Mutex::new(inner), abandonments: Abandonments::default() })
     }
 
-    /// Whether some lease or plan was collected before it was ended. One load.
+    /// Whether any lease, plan or room was collected before it ended. One atomic load.
     #[getter]
     fn abandoned(&self) -> bool {
         self.abandonments.any()
     }
 
-    /// Ends the leases and plans that were collected before they were ended.
+    /// Ends the leases, plans and rooms that were collected before they ended.
     fn end_abandoned(&self) -> PyResult<()> {
         let mut inner = lock(&self.inner)?;
         for ticket in self.abandonments.take() {
@@ -88,7 +88,7 @@ impl CacheIndex {
                 Abandoned::Lease(id) => inner.index.release(core::LeaseId(id), 0),
                 Abandoned::Plan(id, announced) => {
                     inner.owe_plan(&announced);
-                    // Unknown where the index was cleared since.
+                    // The plan is unknown if the index has been cleared since.
                     inner.index.abort(core::PlanId(id)).unwrap_or_default()
                 }
             };
@@ -97,7 +97,7 @@ impl CacheIndex {
         Ok(())
     }
 
-    /// What has to be done to the arrays since the last `settled`.
+    /// Everything to do to the arrays since the last `settled`.
     #[getter]
     fn owed(&self) -> PyResult<Owed> {
         Ok(lock(&self.inner)?.owed.clone())
@@ -109,14 +109,15 @@ impl CacheIndex {
         Ok(!lock(&self.inner)?.owed.is_empty())
     }
 
-    /// The arrays under all owed ids are gone.
+    /// Marks everything owed as done.
     fn settled(&self) -> PyResult<()> {
         lock(&self.inner)?.owed = Owed::default();
         Ok(())
     }
 
-    /// Recomputes every counter and link; raises `InternalError` naming what is broken. O(everything).
+    /// Recomputes every counter and link. Raises `InternalError` that names the first broken invariant.
+    /// O(everything).
     fn validate(&self) -> PyResult<()> {
-        lock(&self.inner)?.index.validate().map_err(|found| broken(&found))
+        lock(&self.inner)?.index.validate().map_err(|broken| invariant(&broken))
     }
 }

@@ -1,4 +1,4 @@
-//! Stores: drafted, settled, promised, committed or given up.
+//! Stores: draft, settle, promise, then commit or abort.
 
 use kvcache_core as core;
 use pyo3::prelude::*;
@@ -12,7 +12,7 @@ use crate::types::store::{Drafted, Planned, Settled, StoreRequest};
 
 #[pymethods]
 impl CacheIndex {
-    /// Plans to store the first `length` tokens.
+    /// Plans to store the first `length` tokens, and makes room for them.
     #[pyo3(signature = (tokens, length, request, *, stamp))]
     fn plan(
         &self,
@@ -36,7 +36,7 @@ impl CacheIndex {
         Planned::new(py, planned, evicted, &self.abandonments)
     }
 
-    /// The first step of `plan` alone: finds the place and protects it.
+    /// The first step of `plan`: finds the place and leases it.
     #[pyo3(signature = (tokens, length, request, *, stamp))]
     fn draft(
         &self,
@@ -58,7 +58,7 @@ impl CacheIndex {
         Drafted::new(py, outcome, &self.abandonments)
     }
 
-    /// Settles a draft's length; with `recopy`, by giving up the node that the key diverges in.
+    /// Settles a draft's length; with `recopy`, by dropping the node in which the key diverges.
     fn settle(
         &self,
         py: Python<'_>,
@@ -74,17 +74,18 @@ impl CacheIndex {
         Settled::new(py, over, given_up)
     }
 
-    /// Reserves what was settled, once it has room.
+    /// Reserves room for what was settled, and returns what to copy.
     fn promise(&self, py: Python<'_>, draft: &Bound<'_, Plan>) -> PyResult<Planned> {
         let promised = lock(&self.inner)?.index.promise(core::PlanId(draft.get().id));
         let plan = promised.map_err(|error| to_python(&error))?;
-        // The plan goes on under the draft's id, in a ticket of its own.
+        // The plan keeps the draft's id but gets a ticket of its own.
         draft.get().end();
         Planned::new(py, core::Planned::Ready(plan), core::Dropped::default().into(), &self.abandonments)
     }
 
-    /// Makes a plan part of the tree. Its arrays must be in place under the announced ids: from here on
-    /// any call may ask for them. False, and the arrays owed, where the tree changed in between.
+    /// Adds a plan's tokens to the tree. Its arrays must already be stored under the announced ids, since
+    /// any later call may need them. Returns False, and owes the arrays, if the tree has changed since the
+    /// plan.
     fn commit(&self, plan: &Bound<'_, Plan>, stamp: u64) -> PyResult<bool> {
         let mut inner = lock(&self.inner)?;
         let plan = plan.get();
@@ -99,8 +100,8 @@ impl CacheIndex {
         Ok(!committed.stale)
     }
 
-    /// Gives a draft or a plan up. One that has ended already, or was cleared away, is passed over.
-    /// What is dropped is KV that nothing but its lease kept.
+    /// Abandons a draft or a plan. Returns the KV that only its lease kept. Does nothing if it has already
+    /// ended or was cleared.
     fn abort(&self, plan: &Bound<'_, Plan>) -> PyResult<Dropped> {
         let mut inner = lock(&self.inner)?;
         let plan = plan.get();

@@ -1,4 +1,4 @@
-//! What left the index, and what is owed for it.
+//! What left the index, and what the caller still owes for it.
 
 use kvcache_core as core;
 use pyo3::prelude::*;
@@ -34,7 +34,7 @@ impl From<core::Dropped> for Dropped {
     }
 }
 
-/// What an eviction of a bookkeeping index dropped.
+/// What an eviction from a `PrefixIndex` dropped.
 #[pyclass(frozen, get_all, module = "kvcache._core")]
 pub(crate) struct Evicted {
     ids: Vec<u64>,
@@ -63,13 +63,13 @@ impl Evicted {
     }
 }
 
-/// Segments that became one.
+/// Segments that were joined into one.
 #[pyclass(frozen, get_all, module = "kvcache._core")]
 #[derive(Clone)]
 pub(crate) struct Joined {
-    /// The id of the whole.
+    /// Id of the joined segment.
     segment: u64,
-    /// The ids of what it consists of, in the order of their tokens.
+    /// Ids of the segments it replaces, in token order.
     replaced: Vec<u64>,
 }
 
@@ -79,13 +79,13 @@ impl From<&core::Joined> for Joined {
     }
 }
 
-/// What has to be done to the arrays, in the order of the fields.
+/// What to do to the arrays, in the order of the fields.
 #[pyclass(frozen, get_all, module = "kvcache._core")]
 #[derive(Clone, Default)]
 pub(crate) struct Owed {
     /// Segments joined under a new id.
     pub(crate) joins: Vec<Joined>,
-    /// Segments whose rewritten arrays replace those they had.
+    /// Segments whose rewritten arrays replace their old ones.
     pub(crate) rewritten: Vec<u64>,
     /// Segments that left the index.
     pub(crate) segments: Vec<u64>,

@@ -1,6 +1,6 @@
-//! What calls take and return: plain frozen objects with names for their parts.
+//! Argument and result types: plain frozen objects with named fields.
 
 pub(crate) mod dropped;
-pub(crate) mod found;
+pub(crate) mod lookup;
 pub(crate) mod stats;
 pub(crate) mod store;

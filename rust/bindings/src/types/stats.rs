@@ -1,9 +1,9 @@
-//! Figures.
+//! Statistics.
 
 use kvcache_core as core;
 use pyo3::prelude::*;
 
-/// Current figures. `index_bytes` are the index's own bytes on the heap.
+/// Current statistics. `index_bytes` counts the heap bytes of the index itself.
 #[pyclass(frozen, get_all, module = "kvcache._core")]
 pub(crate) struct IndexStats {
     nbytes: u64,
@@ -45,7 +45,7 @@ impl From<core::Stats> for IndexStats {
 }
 
 impl From<core::TreeStats> for IndexStats {
-    /// One namespace's share: what is kept for all namespaces together is 0.
+    /// One namespace's share. Fields that exist only for the whole index are 0.
     fn from(trees: core::TreeStats) -> Self {
         Self {
             nbytes: trees.nbytes,
@@ -65,7 +65,7 @@ impl From<core::TreeStats> for IndexStats {
     }
 }
 
-/// What the stores of one label hold.
+/// What the stores under one label hold.
 #[pyclass(frozen, get_all, module = "kvcache._core")]
 #[derive(Clone)]
 pub(crate) struct LabelStats {

@@ -1,4 +1,4 @@
-//! Stores: what is asked for, and what it is answered.
+//! The request and result types of stores.
 
 use kvcache_core as core;
 use pyo3::prelude::*;
@@ -10,7 +10,7 @@ use crate::types::dropped::{Dropped, Evicted};
 /// (bytes, buffers, trimmable)
 type Checkpoint = (u64, u32, bool);
 
-/// What is to be stored, tokens aside.
+/// A request to store a prompt, without its tokens.
 #[pyclass(frozen, module = "kvcache._core")]
 pub(crate) struct StoreRequest {
     namespace: String,
@@ -25,7 +25,7 @@ pub(crate) struct StoreRequest {
 
 #[pymethods]
 impl StoreRequest {
-    /// `checkpoint` is (bytes, buffers, trimmable); the answer begins after `prompt_length` tokens.
+    /// `checkpoint` is (bytes, buffers, trimmable). The answer begins after `prompt_length` tokens.
     #[new]
     #[pyo3(signature = (*, namespace, layout, bytes_per_token, segment_buffers, media = Vec::new(), checkpoint = None, label = 0, prompt_length = None))]
     #[allow(clippy::too_many_arguments)]
@@ -64,7 +64,7 @@ impl StoreRequest {
     }
 }
 
-/// A segment to be copied: the tokens from `start` to `end`.
+/// A segment to copy: the tokens from `start` to `end`.
 #[pyclass(frozen, get_all, module = "kvcache._core")]
 #[derive(Clone)]
 pub(crate) struct NewSegment {
@@ -79,7 +79,7 @@ impl From<&core::NewSegment> for NewSegment {
     }
 }
 
-/// A segment to be replaced by copies of its two halves.
+/// A segment to replace by copies of its two halves.
 #[pyclass(frozen, get_all, module = "kvcache._core")]
 #[derive(Clone)]
 pub(crate) struct Split {
@@ -96,14 +96,14 @@ impl From<core::Split> for Split {
     }
 }
 
-/// What a settled draft still needs.
+/// The eviction that a settled draft still needs.
 #[pyclass(frozen, get_all, module = "kvcache._core")]
 pub(crate) struct Settled {
-    /// Bytes over the limits.
+    /// Bytes over the limit.
     nbytes: u64,
-    /// Arrays over the limits.
+    /// Arrays over the limit.
     buffers: u64,
-    /// What was dropped with the node that was given up.
+    /// What `recopy` dropped.
     given_up: Py<Dropped>,
 }
 
@@ -116,7 +116,7 @@ impl Settled {
 /// The outcome of planning a store.
 #[pyclass(frozen, get_all, module = "kvcache._core")]
 pub(crate) struct Planned {
-    /// `ready`, `already`, `too_large` or `inside_media`
+    /// `ready`, `already`, `too_large` or `inside_media`.
     outcome: &'static str,
     plan: Option<Py<Plan>>,
     length: usize,
@@ -175,14 +175,14 @@ impl Planned {
 /// The outcome of drafting a store.
 #[pyclass(frozen, get_all, module = "kvcache._core")]
 pub(crate) struct Drafted {
-    /// `open`, `already` or `inside_media`
+    /// `open`, `already` or `inside_media`.
     outcome: &'static str,
     draft: Option<Py<Plan>>,
-    /// Tokens that are held already.
+    /// Tokens already held.
     matched: usize,
-    /// Tokens that fit; 0 where none do.
+    /// Tokens that fit; 0 if none do.
     length: usize,
-    /// Tokens that fit if the node that the key diverges in is given up.
+    /// Tokens that fit if the node in which the key diverges is dropped.
     length_recopied: usize,
 }
 
@@ -203,7 +203,7 @@ impl Drafted {
     }
 }
 
-/// What an insert into a bookkeeping index did.
+/// What an insert into a `PrefixIndex` did.
 #[pyclass(frozen, get_all, module = "kvcache._core")]
 pub(crate) struct Inserted {
     length: usize,

@@ -1,7 +1,7 @@
-//! A dry run of evictions: how many units they would take.
+//! Dry runs of eviction: how many units it would take.
 //!
-//! Ranks of one model hold different bytes under the same tokens. Each counts what it needs in units,
-//! which are the same everywhere, and all evict the largest count.
+//! Ranks of one model hold different byte counts for the same tokens. Each rank counts its need in units,
+//! which are the same on all, and all evict the largest count.
 
 use hashbrown::HashMap;
 
@@ -14,18 +14,18 @@ use crate::trees::ends::entry;
 
 impl PrefixIndex {
     /// The number of units that [`evict`](Self::evict) would take for `need`. O(units counted and nodes
-    /// that are evicted with them).
+    /// evicted with them).
     pub fn count_units(&self, need: Need) -> u64 {
         let arena = &self.trees.arena;
-        let mut gone = Gone::default();
+        let mut dry_run = DryRun::default();
         let mut units = 0;
         let mut order = self.trees.order.iter(arena);
-        while !gone.reaches(need, units) {
+        while !dry_run.reaches(need, units) {
             let Some(id) = order.next() else { break };
             if self.trees.checkpointed(id) {
-                gone.remove_checkpoint(arena, id);
+                dry_run.remove_checkpoint(arena, id);
             } else {
-                gone.remove_leaf(arena, id);
+                dry_run.remove_leaf(arena, id);
             }
             units += 1;
         }
@@ -39,24 +39,24 @@ impl PrefixIndex {
     }
 }
 
-/// What would be gone by now.
+/// What the dry run has evicted so far.
 #[derive(Default)]
-struct Gone {
+struct DryRun {
     amount: Amount,
     sequences: Sequences,
-    nodes: HashMap<NodeId, Lost>,
+    nodes: HashMap<NodeId, Removed>,
 }
 
-/// What a node would have lost by now.
+/// What the dry run has removed from a node so far.
 #[derive(Clone, Copy, Default)]
-struct Lost {
+struct Removed {
     checkpoint: bool,
     children: usize,
-    /// Children that lead to the end of a stored sequence.
+    /// Children that had the end of a stored sequence at or below them.
     ended: usize,
 }
 
-impl Gone {
+impl DryRun {
     fn reaches(&self, need: Need, units: u64) -> bool {
         self.amount.nbytes >= need.nbytes
             && self.amount.buffers >= need.buffers
@@ -66,7 +66,7 @@ impl Gone {
             && units >= need.units
     }
 
-    /// A node of a tree of full-attention layers, whose children are gone.
+    /// Removes a node whose children are gone, in a tree of full-attention layers.
     fn remove_leaf(&mut self, arena: &Arena, id: NodeId) {
         let node = &arena[id];
         self.amount += node.amount();
@@ -76,13 +76,13 @@ impl Gone {
         self.sequences.all += node.ends().len() as u64;
         self.sequences.entries += 1;
         let mut at = id;
-        // The nodes above that led to an end here alone do not any longer; the next one that has an end
-        // of its own then has the entry.
+        // The nodes above whose only end below was this one have none left. The next one up that has an
+        // end of its own gets the entry.
         while !arena[at].is_root() {
             at = arena[at].parent;
-            let lost = self.nodes.entry(at).or_default();
-            lost.ended += 1;
-            let ended = arena[at].children.ended() - lost.ended;
+            let removed = self.nodes.entry(at).or_default();
+            removed.ended += 1;
+            let ended = arena[at].children.ended() - removed.ended;
             if entry(&arena[at], false, ended).is_some() {
                 self.sequences.entries -= 1;
             }
@@ -92,10 +92,11 @@ impl Gone {
         }
     }
 
-    /// A checkpoint, and the KV that nothing else needs.
+    /// Removes a checkpoint and the KV that nothing else needs.
     fn remove_checkpoint(&mut self, arena: &Arena, id: NodeId) {
         let node = &arena[id];
-        self.amount += node.checkpoint.as_ref().map_or_else(Amount::default, |one| one.amount());
+        self.amount +=
+            node.checkpoint.as_ref().map_or_else(Amount::default, |checkpoint| checkpoint.amount());
         self.sequences.all += node.ends().len() as u64;
         self.sequences.entries += node.ends().len() as u64;
         self.nodes.entry(id).or_default().checkpoint = true;
@@ -108,7 +109,8 @@ impl Gone {
     }
 
     fn is_unneeded(&self, arena: &Arena, id: NodeId) -> bool {
-        let (node, lost) = (&arena[id], self.nodes.get(&id).copied().unwrap_or_default());
-        (node.checkpoint.is_none() || lost.checkpoint) && node.is_free(node.children.len() - lost.children)
+        let (node, removed) = (&arena[id], self.nodes.get(&id).copied().unwrap_or_default());
+        (node.checkpoint.is_none() || removed.checkpoint)
+            && node.is_free(node.children.len() - removed.children)
     }
 }

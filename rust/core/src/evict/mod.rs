@@ -1,7 +1,7 @@
-//! Eviction: the policy's victims, one after the other, until enough is gone; and dropping by name.
+//! Eviction: removes the policy's victims one by one until enough is free. Also drops whole namespaces.
 //!
-//! The unit is a leaf's segment in a tree of full-attention layers, and a checkpoint with the KV that it
-//! alone made usable in a tree with checkpoints. Amortised O(1) a unit with the LRU policy.
+//! A unit is a leaf's segment in a tree of full-attention layers; in a tree with checkpoints it is a
+//! checkpoint and the KV that only it makes usable. Amortised O(1) per unit with the LRU policy.
 
 mod count;
 mod need;
@@ -11,25 +11,25 @@ mod room;
 use crate::dropped::Dropped;
 use crate::ids::{NodeId, TreeId};
 use crate::index::PrefixIndex;
-use crate::order::policy::{EvictionPolicy, Leaving};
+use crate::order::policy::{EvictionPolicy, Removal};
 
 pub use need::Need;
 pub(crate) use need::Room;
 
 impl PrefixIndex {
-    /// Evicts units in eviction order until `need` is reached, or all that no lease holds is gone.
+    /// Evicts units in eviction order until `need` is met or only leased units are left.
     pub fn evict(&mut self, need: Need) -> Dropped {
         let before = self.trees.ledger.sequences();
-        // Ranks rely on the count; debug builds hold every eviction of every test against it.
+        // Ranks rely on the count, so debug builds check it against every eviction.
         let counted = cfg!(debug_assertions).then(|| self.count_units(need));
         let dropped = self.evict_while(
             |_, _| true,
-            |index, gone| {
+            |index, dropped| {
                 let now = index.trees.ledger.sequences();
-                gone.amount.nbytes < need.nbytes
-                    || gone.amount.buffers < need.buffers
-                    || gone.amount.tokens < need.tokens
-                    || gone.units < need.units
+                dropped.amount.nbytes < need.nbytes
+                    || dropped.amount.buffers < need.buffers
+                    || dropped.amount.tokens < need.tokens
+                    || dropped.units < need.units
                     || before.all - now.all < need.sequences
                     || before.entries - now.entries < need.entries
             },
@@ -38,12 +38,12 @@ impl PrefixIndex {
         dropped
     }
 
-    /// Evicts units in eviction order while they were last used at or before `stamp`.
+    /// Evicts units in eviction order for as long as the next one was last used at or before `stamp`.
     pub fn evict_idle(&mut self, stamp: u64) -> Dropped {
         self.evict_while(|index, id| index.trees.arena[id].placement.stamp <= stamp, |_, _| true)
     }
 
-    /// Evicts the policy's victims while there are `more` to evict and `accept` takes the next.
+    /// Evicts the policy's victims while `more` is true and `accept` agrees to the next one.
     fn evict_while(
         &mut self,
         accept: impl Fn(&Self, NodeId) -> bool,
@@ -60,7 +60,7 @@ impl PrefixIndex {
 
     fn evict_unit(&mut self, id: NodeId, dropped: &mut Dropped) {
         let tree = self.trees.arena[id].tree;
-        self.trees.unlist(id, Leaving::Evicted);
+        self.trees.unlist(id, Removal::Evicted);
         if self.trees.checkpointed(id) {
             self.trees.remove_checkpoint(id, dropped);
             self.trees.prune(id, dropped);
@@ -71,13 +71,13 @@ impl PrefixIndex {
         self.trees.remove_if_empty(tree);
     }
 
-    /// Drops all of a namespace, leased or not: its leases are void. O(nodes and leases dropped).
+    /// Drops a namespace, leased or not; its leases become void. O(nodes and leases dropped).
     pub fn drop_namespace(&mut self, namespace: &str) -> Dropped {
         let trees = self.trees.forest.of(namespace).to_vec();
         self.drop_trees(&trees)
     }
 
-    /// Drops everything, leased or not: all leases are void. O(nodes and leases).
+    /// Drops everything, leased or not; all leases become void. O(nodes and leases).
     pub fn clear(&mut self) -> Dropped {
         let trees: Vec<TreeId> = self.trees.forest.iter().map(|(id, _)| id).collect();
         self.drop_trees(&trees)

@@ -1,6 +1,6 @@
-//! How much is to be evicted, and how much room there is.
+//! How much to evict, and how much room there is.
 
-/// How much is to be evicted; all figures must be reached.
+/// How much to evict. Eviction continues until every field is met.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Need {
     /// Bytes.
@@ -9,9 +9,9 @@ pub struct Need {
     pub buffers: u64,
     /// Tokens of KV.
     pub tokens: u64,
-    /// Units of eviction.
+    /// Eviction units.
     pub units: u64,
-    /// Stored sequences, nested ones each.
+    /// Stored sequences, counting nested ones separately.
     pub sequences: u64,
     /// Stored sequences that no other one covers.
     pub entries: u64,

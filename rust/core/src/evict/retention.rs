@@ -1,10 +1,10 @@
-//! Which checkpoints along one unbranched path are kept.
+//! Which checkpoints along an unbranched path to keep.
 //!
-//! The newest stays, and so does the one at the end of the prompt: regenerating, editing and
-//! templates that drop the thinking come back to exactly that position. Where no store said where
-//! that is, it is taken to be the one before the newest. The rest are spread out evenly: while there
-//! are too many, the one whose removal leaves the smallest gap is dropped. With checkpoints arriving at even
-//! steps, gaps differ by at most a factor of two.
+//! The newest stays, and so does the one at the end of the prompt: regenerating, editing, and chat
+//! templates that strip thinking all return to exactly that position. If no store has given it, the
+//! checkpoint before the newest takes its place. The rest are thinned evenly: while there are too many,
+//! drop the one whose removal leaves the smallest gap. When checkpoints arrive at regular intervals, gaps
+//! differ by at most a factor of two.
 
 use crate::dropped::Dropped;
 use crate::ids::NodeId;
@@ -16,34 +16,35 @@ impl PrefixIndex {
     /// O(nodes on that path).
     pub(crate) fn retain_checkpoints(&mut self, node: NodeId, dropped: &mut Dropped) {
         let (start, mut path) = self.unbranched(node);
-        // Of one, the newest is kept.
+        // A limit of one keeps only the newest.
         let prompt = if self.max_checkpoints > 1 { self.prompt_end(&path, node) } else { None };
         while path.len() > self.max_checkpoints {
             let positions: Vec<u32> = path.iter().map(|id| self.trees.arena[*id].end).collect();
-            let may_go = |at: &usize| {
+            let removable = |at: &usize| {
                 let (id, checkpoint) = (path[*at], self.trees.arena[path[*at]].checkpoint.as_ref());
                 id != node
                     && Some(id) != prompt
                     && checkpoint.is_some_and(|checkpoint| checkpoint.leases == 0)
             };
-            let Some(victim) = thinnest(start, &positions, may_go) else { return };
+            let Some(victim) = thinnest(start, &positions, removable) else { return };
             let id = path.remove(victim);
             self.trees.remove_checkpoint(id, dropped);
-            // The deepest may go where a leaf's own store is older than one further up.
+            // The victim may be the deepest: its store can be older than one that ended further up.
             self.trees.prune(id, dropped);
         }
     }
 
-    /// The one of `path` that is at the end of the latest prompt, as far as a store said; else the one
-    /// before `newest`.
+    /// The checkpoint on `path` most recently marked as the end of a prompt; if none is, the one before
+    /// `newest`.
     fn prompt_end(&self, path: &[NodeId], newest: NodeId) -> Option<NodeId> {
-        let said = |id: &NodeId| self.trees.arena[*id].checkpoint.as_ref().map_or(0, |found| found.prompt);
-        let latest = path.iter().copied().max_by_key(said).filter(|id| said(id) > 0);
+        let marked =
+            |id: &NodeId| self.trees.arena[*id].checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.prompt);
+        let latest = path.iter().copied().max_by_key(marked).filter(|id| marked(id) > 0);
         latest.or_else(|| path.iter().copied().take_while(|id| *id != newest).last())
     }
 
-    /// Notes that the prompt of the store that ends with `node` ends after `prompt` tokens: at the
-    /// deepest checkpoint up to there. O(nodes on the path).
+    /// Marks the deepest checkpoint at or before `prompt` tokens as the end of a prompt; `node` is where
+    /// the store ends. O(nodes on the path).
     pub(crate) fn mark_prompt(&mut self, node: NodeId, prompt: Option<usize>) {
         let Some(prompt) = prompt else { return };
         let arena = &self.trees.arena;
@@ -55,7 +56,7 @@ impl PrefixIndex {
         }
     }
 
-    /// The checkpoints on the unbranched path through `node`, in order, and where it starts.
+    /// The start of the unbranched path through `node`, and its checkpoints in order.
     fn unbranched(&self, node: NodeId) -> (u32, Vec<NodeId>) {
         let arena = &self.trees.arena;
         let mut top = node;
@@ -75,22 +76,22 @@ impl PrefixIndex {
     }
 }
 
-/// The position whose removal leaves the smallest gap, among those that may go. The deepest has
-/// no gap after it and is dropped only where no other may be.
-fn thinnest(start: u32, positions: &[u32], may_go: impl Fn(&usize) -> bool) -> Option<usize> {
+/// The removable position whose removal leaves the smallest gap. The deepest has no gap after it, so
+/// it is chosen only if no other is removable.
+fn thinnest(start: u32, positions: &[u32], removable: impl Fn(&usize) -> bool) -> Option<usize> {
     let gap = |at: usize| {
         let before = if at == 0 { start } else { positions[at - 1] };
         positions.get(at + 1).map_or(u32::MAX, |after| after - before)
     };
-    (0..positions.len()).filter(may_go).min_by_key(|at| gap(*at))
+    (0..positions.len()).filter(removable).min_by_key(|at| gap(*at))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A 234K-token prompt with a checkpoint at every step keeps the newest, and no gap is more
-    /// than twice what even spacing would give.
+    /// A 234K-token prompt with a checkpoint at every step keeps the newest, and no gap is more than
+    /// twice that of even spacing.
     #[test]
     fn many_checkpoints_thin_out_evenly() {
         for keep in 2..12 {

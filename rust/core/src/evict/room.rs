@@ -1,4 +1,4 @@
-//! Room under the limits: what is free, what could be, and how it is taken.
+//! Room under the limits: what is free, what eviction could free, and reservations.
 
 use crate::dropped::Dropped;
 use crate::evict::need::{Need, Room};
@@ -6,14 +6,14 @@ use crate::index::PrefixIndex;
 use crate::ledger::Amount;
 
 impl PrefixIndex {
-    /// Makes room for `nbytes` and `buffers` under the limits. `None`, and nothing evicted, where
+    /// Evicts until `nbytes` and `buffers` fit under the limits. Returns `None` and evicts nothing if
     /// leases and reservations leave too little.
     pub fn make_room(&mut self, nbytes: u64, buffers: u64) -> Option<Dropped> {
         self.room().holds(nbytes, buffers).then(|| self.evict(self.over(nbytes, buffers)))
     }
 
-    /// Takes room for arrays that are neither held nor a store's, such as a copy that is about to
-    /// replace its original. Only what is free is taken: nothing is evicted. O(1).
+    /// Reserves room for arrays that belong neither to the index nor to a store, such as a copy that is
+    /// about to replace its original. Returns false if that much is not free; never evicts. O(1).
     pub fn reserve_bytes(&mut self, nbytes: u64, buffers: u64) -> bool {
         if self.over(nbytes, buffers) != Need::default() {
             return false;
@@ -24,7 +24,7 @@ impl PrefixIndex {
         true
     }
 
-    /// Gives room of [`Self::reserve_bytes`] back, at most what was taken. O(1).
+    /// Returns room taken with [`Self::reserve_bytes`], at most all of it. O(1).
     pub fn unreserve_bytes(&mut self, nbytes: u64, buffers: u64) {
         let (nbytes, buffers) = (nbytes.min(self.transient.nbytes), buffers.min(self.transient.buffers));
         let amount = Amount { nbytes, buffers, ..Amount::default() };
@@ -32,12 +32,12 @@ impl PrefixIndex {
         self.trees.ledger.unreserve(amount);
     }
 
-    /// Whether evicting all that no lease holds would make that room.
+    /// Whether evicting everything that is not leased would make that much room.
     pub fn holds(&self, nbytes: u64, buffers: u64) -> bool {
         self.room().holds(nbytes, buffers)
     }
 
-    /// By how much `nbytes` and `buffers` more would be over the limits.
+    /// How far adding `nbytes` and `buffers` would exceed the limits.
     pub fn over(&self, nbytes: u64, buffers: u64) -> Need {
         let free = self.free();
         Need {
@@ -47,23 +47,23 @@ impl PrefixIndex {
         }
     }
 
-    /// Bytes that can be added without an eviction. O(1).
+    /// Bytes that can be added without eviction. O(1).
     pub fn free_bytes(&self) -> u64 {
         self.free().nbytes
     }
 
-    /// What can be added without an eviction.
+    /// What can be added without eviction.
     fn free(&self) -> Room {
-        self.left_beyond(self.trees.ledger.held())
+        self.remaining(self.trees.ledger.held())
     }
 
-    /// What could be added if everything that no lease holds were evicted.
+    /// What could be added if everything not leased were evicted.
     pub(crate) fn room(&self) -> Room {
-        self.left_beyond(self.trees.ledger.leased())
+        self.remaining(self.trees.ledger.leased())
     }
 
-    /// What the limits leave beyond `kept` and all reservations.
-    fn left_beyond(&self, kept: Amount) -> Room {
+    /// What the limits leave on top of `kept` and all reservations.
+    fn remaining(&self, kept: Amount) -> Room {
         let reserved = self.trees.ledger.reserved();
         Room {
             nbytes: self.limits.max_bytes.saturating_sub(kept.nbytes + reserved.nbytes),

@@ -1,8 +1,8 @@
-//! `validate()`: recomputes every counter and link from the nodes, and says what differs.
+//! `validate()`: recomputes every counter and link from the nodes, and reports what differs.
 
 use hashbrown::{HashMap, HashSet};
 
-use crate::error::Broken;
+use crate::error::BrokenInvariant;
 use crate::forest::Tree;
 use crate::ids::{NodeId, TreeId};
 use crate::index::PrefixIndex;
@@ -18,12 +18,12 @@ mod tests;
 macro_rules! ensure {
     ($holds:expr, $($what:tt)*) => {
         if !$holds {
-            return Err(Broken(format!($($what)*)));
+            return Err(BrokenInvariant(format!($($what)*)));
         }
     };
 }
 
-/// Sums over the nodes, to be compared with what is kept.
+/// Sums over the nodes, to compare with the maintained counters.
 #[derive(Default)]
 struct Sums {
     held: Amount,
@@ -40,7 +40,7 @@ impl PrefixIndex {
     ///
     /// # Errors
     /// The first invariant found broken.
-    pub fn validate(&self) -> Result<(), Broken> {
+    pub fn validate(&self) -> Result<(), BrokenInvariant> {
         let mut sums = Sums::default();
         let leases = self.count_leases();
         for (id, tree) in self.trees.forest.iter() {
@@ -64,16 +64,16 @@ impl PrefixIndex {
         (nodes, checkpoints)
     }
 
-    fn check_media(&self) -> Result<(), Broken> {
+    fn check_media(&self) -> Result<(), BrokenInvariant> {
         let (known, mut uses) = (self.trees.contents.known(), MediaUses::default());
         for (at, node) in self.trees.arena.iter().filter(|(_, node)| node.media) {
-            let lost = node.keys.iter().find(|key| **key & MEDIA_BIT != 0 && !known.contains(*key));
-            ensure!(lost.is_none(), "node {at:?} has a media key without a content");
+            let unknown = node.keys.iter().find(|key| **key & MEDIA_BIT != 0 && !known.contains(*key));
+            ensure!(unknown.is_none(), "node {at:?} has a media key without content");
             uses.hold(&node.keys);
         }
         let drafts = self.drafts.values().chain(self.plans.values().map(|plan| &plan.draft));
         drafts.filter(|draft| !draft.cuts.is_empty()).for_each(|draft| uses.hold(&draft.keys));
-        ensure!(uses == self.trees.media, "uses of media are miscounted");
+        ensure!(uses == self.trees.media, "the media use counts are wrong");
         Ok(())
     }
 
@@ -83,45 +83,45 @@ impl PrefixIndex {
         tree: &Tree,
         leases: &(HashMap<NodeId, u32>, HashMap<NodeId, u32>),
         sums: &mut Sums,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), BrokenInvariant> {
         let arena = &self.trees.arena;
-        let root = arena.get(tree.root).ok_or_else(|| Broken(format!("tree {id:?} has no root")))?;
-        ensure!(root.is_root() && root.len() == 0 && root.end == 0, "tree {id:?}: odd root");
-        ensure!(!root.children.is_empty(), "tree {id:?} is empty and still there");
+        let root = arena.get(tree.root).ok_or_else(|| BrokenInvariant(format!("tree {id:?} has no root")))?;
+        ensure!(root.is_root() && root.len() == 0 && root.end == 0, "tree {id:?} has a malformed root");
+        ensure!(!root.children.is_empty(), "tree {id:?} is empty but was not removed");
         let mut own = Sums::default();
         let mut sequences = Sequences::default();
         for at in self.trees.postorder(tree.root) {
             let node = &arena[at];
-            ensure!(node.tree == id, "node {at:?} is in tree {id:?} but says {:?}", node.tree);
+            ensure!(node.tree == id, "node {at:?} is in tree {id:?} but records {:?}", node.tree);
             own.heap_bytes += node.heap_bytes();
             let mut first = None;
             for (key, child) in node.children.iter() {
                 let child = child.id;
                 let below = &arena[child];
-                ensure!(below.keys[0] == key, "node {child:?} is under the wrong first key {key}");
-                ensure!(below.parent == at, "node {child:?} does not know its parent {at:?}");
+                ensure!(below.keys[0] == key, "node {child:?} is listed under the wrong first key {key}");
+                ensure!(below.parent == at, "node {child:?} does not point to its parent {at:?}");
                 ensure!(below.start() == node.end as usize, "node {child:?} starts at the wrong token");
-                if below.leads().trimmable && first.is_none_or(|(smallest, _)| key < smallest) {
+                if below.summary().trimmable && first.is_none_or(|(smallest, _)| key < smallest) {
                     first = Some((key, child));
                 }
             }
-            let found = node.children.first_trimmable();
+            let first_trimmable = node.children.first_trimmable();
             ensure!(
-                found == first.map(|first| first.1),
-                "node {at:?} does not find its trimmable checkpoint"
+                first_trimmable == first.map(|(_, child)| child),
+                "node {at:?} does not lead to its trimmable checkpoint"
             );
             let children = || node.children.iter().map(|(_, child)| &arena[child.id]);
-            let ended = children().filter(|child| child.leads().ended).count();
-            let trimmable = node.children.leads().trimmable;
-            ensure!(trimmable == found.is_some(), "node {at:?} miscounts trimmable children");
-            ensure!(node.children.ended() == ended, "node {at:?} miscounts children that lead to an end");
+            let ended = children().filter(|child| child.summary().ended).count();
+            let trimmable = node.children.summary().trimmable;
+            ensure!(trimmable == first_trimmable.is_some(), "node {at:?} miscounts its trimmable children");
+            ensure!(node.children.ended() == ended, "node {at:?} miscounts its children with an end");
             if node.is_root() {
                 own.nodes += 1;
                 continue;
             }
             self.check_node(at, node, tree, leases, &mut own)?;
             sequences.all += node.ends().len() as u64;
-            // In a tree of full-attention layers the last end, where no child leads to another.
+            // In a tree of full-attention layers only the last end is an entry, if there is none below.
             let nested =
                 if tree.checkpointed { 0 } else { node.ends().len().saturating_sub(usize::from(ended == 0)) };
             let mut ends = node.ends().to_vec();
@@ -132,9 +132,13 @@ impl PrefixIndex {
             }
             sums.units.extend(own.units.drain());
         }
-        ensure!(own.held == tree.held, "tree {id:?} holds {:?}, its account says {:?}", own.held, tree.held);
+        ensure!(own.held == tree.held, "tree {id:?} holds {:?} but records {:?}", own.held, tree.held);
         ensure!(own.nodes as u64 - 1 == tree.nodes, "tree {id:?} miscounts its nodes");
-        ensure!(sequences == tree.sequences, "tree {id:?} has {sequences:?}, counts {:?}", tree.sequences);
+        ensure!(
+            sequences == tree.sequences,
+            "tree {id:?} has {sequences:?} but records {:?}",
+            tree.sequences
+        );
         sums.held += own.held;
         sums.leased += own.leased;
         sums.heap_bytes += own.heap_bytes;
@@ -157,22 +161,22 @@ impl PrefixIndex {
         at: NodeId,
         node: &Node,
         tree: &Tree,
-        (paths, held): &(HashMap<NodeId, u32>, HashMap<NodeId, u32>),
+        (paths, checkpoints): &(HashMap<NodeId, u32>, HashMap<NodeId, u32>),
         sums: &mut Sums,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), BrokenInvariant> {
         let length = node.len();
         ensure!(1 <= length && length <= self.segment_tokens, "node {at:?} has {length} tokens");
         let media = node.keys.iter().any(|key| key & MEDIA_BIT != 0);
         ensure!(node.media == media, "node {at:?} has the wrong media flag");
         let leases = paths.get(&at).copied().unwrap_or_default();
-        ensure!(node.leases == leases, "node {at:?} counts {} leases of {leases}", node.leases);
-        ensure!(self.ids.issued(node.segment.0), "segment {} was never given out", node.segment.0);
-        ensure!(sums.ids.insert(node.segment.0), "segment {} is there twice", node.segment.0);
+        ensure!(node.leases == leases, "node {at:?} has {leases} leases but records {}", node.leases);
+        ensure!(self.ids.issued(node.segment.0), "segment {} was never issued", node.segment.0);
+        ensure!(sums.ids.insert(node.segment.0), "segment {} occurs twice", node.segment.0);
         sums.nodes += 1;
         sums.held += node.amount();
         let block = |at: usize| at / self.segment_tokens;
-        ensure!(block(node.start()) == block(node.end as usize - 1), "node {at:?} lies in two blocks");
-        ensure!(node.parts > 0, "node {at:?} has no part");
+        ensure!(block(node.start()) == block(node.end as usize - 1), "node {at:?} crosses a block boundary");
+        ensure!(node.parts > 0, "node {at:?} has no parts");
         let labelled: u32 = node.labels().map(|run| run.tokens).sum();
         ensure!(labelled as usize == length, "node {at:?} has labels for {labelled} tokens of {length}");
         for run in node.labels() {
@@ -187,9 +191,9 @@ impl PrefixIndex {
         }
         if let Some(checkpoint) = &node.checkpoint {
             ensure!(tree.checkpointed, "node {at:?} has a checkpoint in a tree of full-attention layers");
-            ensure!(sums.ids.insert(checkpoint.id.0), "checkpoint {} is there twice", checkpoint.id.0);
+            ensure!(sums.ids.insert(checkpoint.id.0), "checkpoint {} occurs twice", checkpoint.id.0);
             ensure!(
-                checkpoint.leases == held.get(&at).copied().unwrap_or_default(),
+                checkpoint.leases == checkpoints.get(&at).copied().unwrap_or_default(),
                 "the checkpoint of node {at:?} miscounts its leases"
             );
             let amount = checkpoint.amount();
@@ -207,29 +211,29 @@ impl PrefixIndex {
         let mut ends = HashSet::new();
         for end in node.ends() {
             let inside = 1 <= end.at && end.at as usize <= length;
-            ensure!(inside && ends.insert(end.at), "node {at:?} has a bad end at {}", end.at);
+            ensure!(inside && ends.insert(end.at), "node {at:?} has an invalid end at {}", end.at);
             sums.labels.entry(end.label).or_default().sequences += 1;
         }
         Ok(())
     }
 
-    fn check_totals(&self, sums: &Sums) -> Result<(), Broken> {
+    fn check_totals(&self, sums: &Sums) -> Result<(), BrokenInvariant> {
         let ledger = &self.trees.ledger;
         let (held, leased, reserved) = (ledger.held(), ledger.leased(), ledger.reserved());
         ensure!(held == sums.held, "the ledger holds {held:?}, the nodes {:?}", sums.held);
-        ensure!(leased == sums.leased, "leased {leased:?}, by the nodes {:?}", sums.leased);
+        ensure!(leased == sums.leased, "the ledger has leased {leased:?}, the nodes {:?}", sums.leased);
         let mut promised = self.transient;
         self.plans.values().for_each(|plan| promised += plan.reserved);
-        ensure!(reserved == promised, "reserved {reserved:?}, by the plans {promised:?}");
+        ensure!(reserved == promised, "the ledger has reserved {reserved:?}, the plans {promised:?}");
         ensure!(
             held.nbytes + reserved.nbytes <= self.limits.max_bytes
                 && held.buffers + reserved.buffers <= self.limits.max_buffers,
-            "held {held:?} and reserved {reserved:?} are over the limits {:?}",
+            "held {held:?} and reserved {reserved:?} exceed the limits {:?}",
             self.limits
         );
         for (at, label) in ledger.labels().iter().enumerate() {
-            let found = sums.labels.get(&(at as u16)).copied().unwrap_or_default();
-            ensure!(*label == found, "label {at} counts {label:?}, the nodes say {found:?}");
+            let sum = sums.labels.get(&(at as u16)).copied().unwrap_or_default();
+            ensure!(*label == sum, "label {at} records {label:?}, the nodes have {sum:?}");
         }
         let labels = ledger.labels().iter();
         let sequences = labels.fold(Sequences::default(), |sum, label| Sequences {
@@ -238,31 +242,31 @@ impl PrefixIndex {
         });
         ensure!(
             ledger.sequences() == sequences,
-            "{:?} by the ledger, {sequences:?} by its labels",
+            "the ledger counts {:?}, its labels {sequences:?}",
             ledger.sequences()
         );
         let arena = &self.trees.arena;
-        ensure!(arena.len() == sums.nodes, "{} nodes live, {} reachable", arena.len(), sums.nodes);
+        ensure!(arena.len() == sums.nodes, "{} nodes are live, {} reachable", arena.len(), sums.nodes);
         let heap = arena.heap_bytes();
-        ensure!(heap == sums.heap_bytes, "heap bytes {heap}, by the nodes {}", sums.heap_bytes);
+        ensure!(heap == sums.heap_bytes, "the arena counts {heap} heap bytes, the nodes {}", sums.heap_bytes);
         Ok(())
     }
 
-    fn check_order(&self, units: &HashSet<NodeId>) -> Result<(), Broken> {
+    fn check_order(&self, units: &HashSet<NodeId>) -> Result<(), BrokenInvariant> {
         let arena = &self.trees.arena;
         let order: Vec<NodeId> = self.trees.order.iter(arena).take(arena.len() + 1).collect();
         ensure!(order.len() == self.trees.order.len(), "the eviction policy miscounts its units");
         let places: HashMap<NodeId, usize> = order.iter().copied().zip(0..).collect();
-        ensure!(places.len() == order.len(), "the eviction order runs in a circle");
+        ensure!(places.len() == order.len(), "the eviction order has a cycle");
         let (mut before, mut stamp) = (NodeId::NONE, 0);
         for id in &order {
             let placement = arena[*id].placement;
             ensure!(
                 placement.listed && placement.older == before,
-                "the placement of node {id:?} in the eviction order is broken"
+                "node {id:?} has a broken link in the eviction order"
             );
-            ensure!(units.contains(id), "node {id:?} is listed but leased or no unit");
-            ensure!(stamp <= placement.stamp, "node {id:?} was used before an older one");
+            ensure!(units.contains(id), "node {id:?} is in the eviction order but leased or not a unit");
+            ensure!(stamp <= placement.stamp, "node {id:?} has an earlier stamp than the unit before it");
             (before, stamp) = (*id, placement.stamp);
             let above = places.get(&arena[*id].parent);
             if !self.trees.checkpointed(*id)
@@ -273,7 +277,7 @@ impl PrefixIndex {
         }
         ensure!(
             order.len() == units.len(),
-            "{} units are not in the eviction order",
+            "{} units are missing from the eviction order",
             units.len() - order.len()
         );
         Ok(())

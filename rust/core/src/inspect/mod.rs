@@ -1,4 +1,4 @@
-//! Looking into an index: figures, its text, and whether it is whole.
+//! Inspecting an index: statistics, its outline as text, and its invariants.
 
 mod check;
 mod outline;

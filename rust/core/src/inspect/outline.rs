@@ -1,4 +1,4 @@
-//! The index in lines of text, without bytes: what must be equal on all ranks.
+//! The index as lines of text, without byte counts: everything that must be equal on all ranks.
 
 use std::fmt::Write as _;
 
@@ -9,9 +9,9 @@ use crate::index::PrefixIndex;
 use crate::keys::hash::PathHash;
 
 impl PrefixIndex {
-    /// First the grain; then one line a node, trees by namespace, children by first key; then the
-    /// eviction order. Two indexes to which the same was done have the same lines, whatever bytes they
-    /// hold. O(everything).
+    /// Lists the limits; then one line per node, trees by namespace and children by first key; then the
+    /// eviction order. Two indexes that received the same calls have the same lines, however many bytes
+    /// they hold. O(everything).
     pub fn outline(&self) -> Vec<String> {
         let (segment, checkpoints) = (self.segment_tokens, self.max_checkpoints);
         let mut lines =
@@ -80,15 +80,15 @@ mod tests {
         index
     }
 
-    /// What differs between ranks does not show; whatever must not differ does.
+    /// Shows everything that must be equal on all ranks, and nothing that may differ.
     #[test]
     fn an_outline_shows_all_but_bytes() {
-        let one = filled(1);
-        assert_eq!(one.outline(), filled(1000).outline());
+        let index = filled(1);
+        assert_eq!(index.outline(), filled(1000).outline());
 
         let mut touched = filled(1);
         touched.match_prefix("", &Query::tokens(&[1, 2, 9]), 3, Some(1)).unwrap();
-        assert_ne!(one.outline(), touched.outline());
+        assert_ne!(index.outline(), touched.outline());
 
         let mut ended = filled(1);
         ended.insert("", &Query::tokens(&[1, 2, 3, 4]), 1, 0).unwrap();

@@ -1,13 +1,13 @@
-//! Figures, as they stand now.
+//! Statistics.
 
 use crate::ids::LayoutId;
 use crate::index::PrefixIndex;
 use crate::ledger::{Amount, LabelAmount, Sequences};
 use crate::order::policy::EvictionPolicy;
-use crate::store::under_way::Draft;
+use crate::store::in_flight::Draft;
 use crate::trees::Trees;
 
-/// Figures of all trees, or of one namespace's.
+/// Statistics of all trees, or of one namespace's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TreeStats {
     /// Bytes of KV and checkpoints.
@@ -16,29 +16,29 @@ pub struct TreeStats {
     pub ntokens: u64,
     /// Arrays.
     pub buffers: u64,
-    /// Nodes, roots aside.
+    /// Nodes, not counting roots.
     pub nodes: u64,
     /// Segments.
     pub segments: u64,
     /// Checkpoints.
     pub checkpoints: u64,
-    /// Distinct ends of stores that are fully present, nested ones each.
+    /// Distinct stored sequences that are fully present, counting nested ones separately.
     pub sequences: u64,
-    /// Those that no other stored sequence covers: in a tree of full-attention layers those that none
-    /// extends, in a tree with checkpoints all.
+    /// Those that no other stored sequence covers: in a tree of full-attention layers those that no
+    /// other extends, in a tree with checkpoints all of them.
     pub entries: u64,
 }
 
-/// Figures of the whole index.
+/// Statistics of the whole index.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Sums over all trees.
     pub trees: TreeStats,
-    /// Bytes that leases keep.
+    /// Leased bytes.
     pub leased_bytes: u64,
-    /// Bytes promised to stores that have not ended.
+    /// Bytes reserved for stores in flight and by `reserve_bytes`.
     pub reserved_bytes: u64,
-    /// Units of eviction.
+    /// Units that an eviction can take now.
     pub units: u64,
     /// Namespaces with at least one tree.
     pub namespaces: u64,
@@ -47,11 +47,11 @@ pub struct Stats {
 }
 
 impl PrefixIndex {
-    /// O(1).
+    /// Statistics of the whole index. O(1).
     pub fn stats(&self) -> Stats {
         let Trees { arena, forest, ledger, .. } = &self.trees;
         Stats {
-            // A tree's root is no node of its own.
+            // Roots are not counted as nodes.
             trees: tree_stats(ledger.held(), (arena.len() - forest.len()) as u64, ledger.sequences()),
             leased_bytes: self.leased_bytes(),
             reserved_bytes: self.reserved_bytes(),
@@ -61,7 +61,7 @@ impl PrefixIndex {
         }
     }
 
-    /// O(layouts of the namespace). All zero where nothing is stored.
+    /// Statistics of a namespace, all zero if it holds nothing. O(layouts of the namespace).
     pub fn namespace_stats(&self, namespace: &str) -> TreeStats {
         let mut sum = TreeStats::default();
         for id in self.trees.forest.of(namespace) {
@@ -76,22 +76,22 @@ impl PrefixIndex {
         self.trees.forest.namespaces()
     }
 
-    /// Distinct ends of stores that are fully present, over all trees, nested ones each. O(1).
+    /// Distinct stored sequences that are fully present, counting nested ones separately. O(1).
     pub fn sequences(&self) -> u64 {
         self.trees.ledger.sequences().all
     }
 
-    /// Those of them that no other stored sequence covers. O(1).
+    /// Stored sequences that no other one covers. O(1).
     pub fn entries(&self) -> u64 {
         self.trees.ledger.sequences().entries
     }
 
-    /// What each label's stores hold.
+    /// What the stores under each label hold.
     pub fn labels(&self) -> &[LabelAmount] {
         self.trees.ledger.labels()
     }
 
-    /// The layouts that a namespace has trees of, oldest first.
+    /// The layouts for which a namespace has trees, oldest first.
     pub fn layouts(&self, namespace: &str) -> Vec<LayoutId> {
         let mut layouts = Vec::new();
         for id in self.trees.forest.of(namespace) {
@@ -103,7 +103,7 @@ impl PrefixIndex {
         layouts
     }
 
-    /// The layouts that a tree, a draft or a plan refers to, each once. O(trees and open plans).
+    /// The distinct layouts that a tree, a draft or a plan refers to. O(trees and open plans).
     pub fn live_layouts(&self) -> Vec<LayoutId> {
         let trees = self.trees.forest.iter().map(|(_, tree)| tree.layout);
         let plans = self.plans.values().map(|plan| plan.draft.layout());
@@ -129,12 +129,12 @@ impl PrefixIndex {
         self.trees.order.len() as u64
     }
 
-    /// Bytes that leases keep. O(1).
+    /// Leased bytes. O(1).
     pub fn leased_bytes(&self) -> u64 {
         self.trees.ledger.leased().nbytes
     }
 
-    /// Bytes promised to what is under way. O(1).
+    /// Bytes reserved for stores in flight and by `reserve_bytes`. O(1).
     pub fn reserved_bytes(&self) -> u64 {
         self.trees.ledger.reserved().nbytes
     }

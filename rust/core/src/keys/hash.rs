@@ -1,15 +1,16 @@
-//! The hash of a path: one name for a namespace, a layout and the first tokens of a prompt.
+//! Path hashes: one name for a namespace, a layout and the first tokens of a prompt.
 //!
-//! Policies know a unit again by it, ranks compare trees by it, and what leaves the process (events,
-//! records on disk) is named by it. So it is the same in every process and on every machine, however the
-//! tree is cut into nodes: the media in a path count by their contents, not by the ids that this index
-//! gave them. It is BLAKE3, keyed, cut to 128 bits: tokens and namespaces are the tenants' to choose, and
-//! no choice of them makes two paths equal, even for one who knows the key. (`SipHash` and xxh3 promise
-//! that only while the key is secret, and the default one is public.)
+//! Policies recognise a returning unit by its path hash, ranks compare trees by it, and it names whatever
+//! leaves the process (events, records on disk). So it is the same in every process and on every machine,
+//! however the tree is cut into nodes: media are hashed by content, not by the ids of this index.
 //!
-//! A [`PathHasher`] is the state after a path. Going on from a parent costs O(edge), so a tree is hashed
-//! in one pass with a clone at each branch; a single path costs O(its tokens), 1.4 ns each. Nodes
-//! keep no hash: 16 bytes in each would be paid by all, and nothing that is frequent asks for one.
+//! The hash is keyed BLAKE3, truncated to 128 bits. Tenants choose their tokens and namespaces, and
+//! finding two paths with the same hash must be infeasible even for one who knows the key. (`SipHash` and
+//! xxh3 offer that only while the key is secret, and the default key is public.)
+//!
+//! A [`PathHasher`] is the state after a path. Extending it by an edge costs O(edge), so a tree is hashed
+//! in one pass with a clone at each branch; a single path costs 1.4 ns per token. Nodes do not store
+//! their hash: it would cost 16 bytes each, and no frequent operation needs it.
 
 use std::fmt;
 
@@ -31,30 +32,30 @@ impl fmt::Debug for PathHash {
     }
 }
 
-/// What all hashes that are to be compared with each other have in common.
+/// The key of the hash. Only hashes under the same key are comparable.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct HashKey(pub [u8; 32]);
 
 impl Default for HashKey {
-    /// Fixed for good: hashes made with it outlive the process.
+    /// Never changes: hashes under it outlive the process.
     fn default() -> Self {
         Self(*b"kvcache: hash of a path, public.")
     }
 }
 
 impl fmt::Debug for HashKey {
-    /// A secret one stays one.
+    /// Prints nothing of the key, which may be secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("HashKey")
     }
 }
 
-/// The content that a media key is for: a hash of its digest and its length.
+/// The hash of a media content: of its digest and its length in tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ContentHash([u8; 16]);
 
 impl ContentHash {
-    /// The hash of one content.
+    /// Hashes one content.
     pub fn new(digest: &[u8], tokens: u32) -> Self {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&tokens.to_le_bytes()).update(digest);
@@ -62,27 +63,27 @@ impl ContentHash {
     }
 }
 
-/// The state after a path; extended key by key, it gives the hash of every prefix on the way.
+/// The state after a path. Extended key by key, it yields the hash of every prefix on the way.
 #[derive(Clone, Debug)]
 pub struct PathHasher(blake3::Hasher);
 
 impl PathHasher {
-    /// The state before the first token. `layout` is what names the layout wherever hashes are compared.
+    /// The state before the first token. `layout` must identify the layout in every process that compares hashes.
     pub fn new(key: &HashKey, namespace: &str, layout: &[u8]) -> Self {
         let mut hasher = blake3::Hasher::new_keyed(&key.0);
         for part in [namespace.as_bytes(), layout] {
-            // The length first, so that no two pairs read alike.
+            // Hash the length first, so that no two pairs hash the same bytes.
             hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
         }
         Self(hasher)
     }
 
-    /// Goes on by these keys; `content` is asked for each media key among them. O(len).
+    /// Extends the path by `keys`; `content` maps a media key to its content. O(len).
     pub fn extend(&mut self, keys: &[u32], content: impl Fn(u32) -> ContentHash) {
         const KEYS: usize = 256;
         for run in keys.chunk_by(|a, b| (a | b) & MEDIA_BIT == 0) {
             if run[0] & MEDIA_BIT != 0 {
-                // No token has this value, so that a content's hash is never read as tokens.
+                // No token has this value, so tokens can never imitate a content hash.
                 self.0.update(&u32::MAX.to_le_bytes()).update(&content(run[0]).0);
                 continue;
             }

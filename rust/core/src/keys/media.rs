@@ -1,8 +1,8 @@
-//! Media spans: contents get ids, and a match never ends inside one.
+//! Media spans: their contents are interned, and a match never ends inside one.
 //!
 //! All tokens of a span carry the same key: the media bit and the interned id of the span's
-//! identity, which is (content digest, length). Since the length belongs to the identity, a run
-//! of equal keys is read as whole spans in one way only.
+//! identity, which is (content digest, length). Since the length is part of the identity, a run of
+//! equal keys divides into whole spans in only one way.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::keys::hash::{ContentHash, PathHash, PathHasher};
 use crate::keys::query::{Cuts, Query};
 use crate::keys::token::{MEDIA_BIT, UNKNOWN_MEDIA, check_tokens};
 use crate::tables::shrink;
-use crate::work::look;
+use crate::work::visit;
 
 /// Tokens `[start, start + length)` are placeholders for the content with this digest.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,11 +23,11 @@ pub struct Span<'a> {
     pub start: usize,
     /// Length in tokens.
     pub length: usize,
-    /// Content hash, including whatever changes the content's embedding.
+    /// Content digest, covering everything that affects the content's embedding.
     pub digest: &'a [u8],
 }
 
-/// Keys with media ids written in, owned. The ids keep their meaning while this lives.
+/// Owned keys with media ids filled in. The ids stay valid for as long as this value lives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MediaKeys {
     keys: Box<[u32]>,
@@ -42,24 +42,24 @@ impl MediaKeys {
     }
 }
 
-/// How often nodes and stores under way use each content: once for each of its runs of keys.
+/// How often nodes and stores in flight use each content: once per run of its keys.
 #[derive(Debug, Default)]
 pub(crate) struct MediaUses(HashMap<u32, u32>);
 
-/// The media keys among `keys`, one for each run of equal ones.
+/// The media keys among `keys`, one per run of equal keys.
 fn runs(keys: &[u32]) -> impl Iterator<Item = u32> {
     keys.chunk_by(|a, b| a == b).map(|run| run[0]).filter(|key| key & MEDIA_BIT != 0)
 }
 
 impl MediaUses {
-    /// O(len).
+    /// Counts the uses in `keys`. O(len).
     pub(crate) fn hold(&mut self, keys: &[u32]) {
         for key in runs(keys) {
             *self.0.entry(key).or_default() += 1;
         }
     }
 
-    /// O(len).
+    /// Takes the uses in `keys` off the counts. O(len).
     pub(crate) fn release(&mut self, keys: &[u32]) {
         for key in runs(keys) {
             if let Entry::Occupied(mut uses) = self.0.entry(key) {
@@ -90,15 +90,15 @@ impl PartialEq for MediaUses {
 
 type Identity = (Box<[u8]>, u32);
 
-/// Contents by identity. Its size follows what is in use: ids that neither a [`MediaUses`] nor a
-/// caller's [`MediaKeys`] holds are swept out when the table has doubled since the last sweep.
+/// Contents by identity. Its size is bounded by what is in use: once the table has doubled since the last
+/// sweep, the next sweep frees ids that neither a [`MediaUses`] nor a caller's [`MediaKeys`] holds.
 #[derive(Debug, Default)]
 pub(crate) struct MediaTable {
-    /// Counted, because keys outside the index cannot be searched for.
+    /// Reference-counted, because the index cannot search for keys that a caller holds.
     ids: HashMap<Identity, Arc<u32>>,
-    /// Bytes that the entries hold on the heap.
+    /// Heap bytes held by the entries.
     heap_bytes: usize,
-    /// By id; those of ids that are free mean nothing.
+    /// By id. Those of free ids are meaningless.
     hashes: Vec<ContentHash>,
     free: Vec<u32>,
     sweep_at: usize,
@@ -115,12 +115,12 @@ impl MediaTable {
             + self.heap_bytes
     }
 
-    /// All keys that are in use for a content.
+    /// All media keys in use.
     pub(crate) fn known(&self) -> HashSet<u32> {
         self.ids.values().map(|id| **id | MEDIA_BIT).collect()
     }
 
-    /// The content of a key that is in use.
+    /// The content of a media key in use.
     pub(crate) fn content(&self, key: u32) -> ContentHash {
         self.hashes[(key & !MEDIA_BIT) as usize]
     }
@@ -129,11 +129,11 @@ impl MediaTable {
         self.ids.len() >= self.sweep_at.max(FIRST_SWEEP)
     }
 
-    /// Forgets every id that neither the index nor a caller uses. O(ids).
+    /// Frees every id that neither the index nor a caller uses. O(ids).
     pub(crate) fn sweep(&mut self, uses: &MediaUses) {
         let Self { ids, heap_bytes, free, .. } = self;
         ids.retain(|(digest, _), id| {
-            look();
+            visit();
             let keep = Arc::strong_count(id) > 1 || uses.used(**id | MEDIA_BIT);
             if !keep {
                 free.push(**id);
@@ -146,13 +146,13 @@ impl MediaTable {
             *free = Vec::new();
             self.hashes = Vec::new();
         }
-        // Not in the map's order: ranks that do the same must give out the same ids.
+        // Sorted, not in hash-table order: ranks that make the same calls must issue the same ids.
         free.sort_unstable_by_key(|id| std::cmp::Reverse(*id));
         self.sweep_at = self.ids.len() * 2;
     }
 
-    /// Keys for `tokens` with `spans` written in. With `intern`, contents not seen before get an
-    /// id; without, they get a key that equals no stored one.
+    /// Builds keys for `tokens` with `spans` filled in. With `intern`, new contents get an id; without,
+    /// they get a key that equals no stored key.
     pub(crate) fn keys(
         &mut self,
         tokens: &[u32],
@@ -171,7 +171,7 @@ impl MediaTable {
                     tokens: tokens.len(),
                 });
             };
-            // The tokens under a span are the engine's placeholders, whatever their values.
+            // Tokens inside spans are placeholders of any value, so only those between spans are checked.
             check_tokens(&tokens[free_from..span.start], free_from)?;
             cuts.push((span.start as u32, end as u32));
             free_from = end;
@@ -207,10 +207,10 @@ impl MediaTable {
     }
 }
 
-/// The hash of a prompt's path, without an index. O(n).
+/// The hash of a prompt's path, computed without an index. O(n).
 ///
 /// # Errors
-/// As [`PrefixIndex::media_keys`](crate::PrefixIndex::media_keys).
+/// See [`PrefixIndex::media_keys`](crate::PrefixIndex::media_keys).
 pub fn path_hash(mut before: PathHasher, tokens: &[u32], spans: &[Span<'_>]) -> Result<PathHash, Error> {
     let mut table = MediaTable::default();
     let keys = table.keys(tokens, spans, true)?;
@@ -219,7 +219,7 @@ pub fn path_hash(mut before: PathHasher, tokens: &[u32], spans: &[Span<'_>]) -> 
 }
 
 fn entry_bytes(digest: &[u8]) -> usize {
-    // An `Arc` keeps two counters next to the id.
+    // An `Arc` stores two counters next to the id.
     digest.len() + size_of::<(usize, usize, u32)>()
 }
 
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_of_contents_that_are_gone_are_given_out_again() {
+    fn ids_of_unused_contents_are_reused() {
         let mut table = MediaTable::default();
         for round in 0_u32..1000 {
             let digest = round.to_le_bytes();

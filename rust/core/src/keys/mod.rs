@@ -1,11 +1,11 @@
-//! Token keys, and what is made of them.
+//! Token keys, and what is built from them.
 //!
-//! | file | what it is |
+//! | file | contents |
 //! |---|---|
 //! | [`token`] | one key, and runs of keys: checks and comparisons |
-//! | [`query`] | what a call asks about, and where it may not be cut |
+//! | [`query`] | the keys that a call looks up or stores, and where they must not be cut |
 //! | [`media`] | contents of images and audio, interned as keys |
-//! | [`hash`] | one hash of a path, the same in every process |
+//! | [`hash`] | path hashes, the same in every process |
 
 pub(crate) mod hash;
 pub(crate) mod media;

@@ -1,14 +1,14 @@
-//! What a call asks about: keys, and the positions where they may not be cut.
+//! The keys that a call looks up or stores, and the positions where they must not be cut.
 
 use crate::error::Error;
 use crate::keys::token::{MAX_TOKEN, UNKNOWN_MEDIA};
 
-/// Positions that may not be cut: the insides of a query's spans, in order.
+/// Positions where a query must not be cut: those inside its media spans.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cuts(Vec<(u32, u32)>);
 
 impl Cuts {
-    /// Spans as (first token, one past the last), in order and apart from each other.
+    /// Takes spans as (first token, one past the last), sorted and disjoint.
     pub(crate) fn new(spans: Vec<(u32, u32)>) -> Self {
         Self(spans)
     }
@@ -42,23 +42,23 @@ impl Cuts {
     }
 }
 
-/// What is looked up or stored: keys, and the places where they may not be cut.
+/// Keys to look up or store, and the positions where they must not be cut.
 #[derive(Clone, Copy, Debug)]
 pub struct Query<'a> {
     pub(crate) keys: &'a [u32],
     pub(crate) cuts: &'a Cuts,
-    /// The keys were checked when media ids were written into them. Otherwise the walk checks
-    /// them: what equals a stored token is a token, so only the rest costs anything.
+    /// The keys were checked when media ids were filled in. Otherwise the walk checks them: a key that
+    /// equals a stored token is a token, so only the rest needs a check.
     pub(crate) checked: bool,
 }
 
 impl<'a> Query<'a> {
-    /// Keys that were checked before.
+    /// Keys that have been checked.
     pub(crate) fn checked(keys: &'a [u32], cuts: &'a Cuts) -> Self {
         Self { keys, cuts, checked: true }
     }
 
-    /// Plain token ids, without media. They are checked by the call that uses them.
+    /// Plain token ids, without media. The call that uses them checks them.
     pub fn tokens(keys: &'a [u32]) -> Self {
         Self { keys, cuts: Cuts::none(), checked: false }
     }
@@ -68,12 +68,12 @@ impl<'a> Query<'a> {
         self.keys.len()
     }
 
-    /// Whether there is no token at all.
+    /// Whether there are no tokens.
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }
 
-    /// Checks that every span's content has a key of its own: one that was only looked up may not.
+    /// Checks that every span's content is interned, as it may not be in keys built for a lookup.
     pub(crate) fn check_contents(&self) -> Result<(), Error> {
         let unknown = self.cuts.starts().find(|at| self.keys[*at] == UNKNOWN_MEDIA);
         unknown.map_or(Ok(()), |position| Err(Error::InvalidToken { position, key: UNKNOWN_MEDIA }))
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cut_moves_back_to_the_start_of_its_span_only() {
+    fn a_cut_inside_a_span_moves_back_to_its_start() {
         let cuts = Cuts::new(vec![(10, 20), (20, 25)]);
         let moved: Vec<usize> = [9, 10, 11, 19, 20, 21, 24, 25, 30].map(|at| cuts.back(at)).into();
         assert_eq!(moved, [9, 10, 10, 10, 20, 20, 20, 25, 30]);

@@ -8,13 +8,13 @@ pub const MAX_TOKEN: u32 = MEDIA_BIT - 1;
 /// Set on the keys of tokens inside an image or audio span.
 pub(crate) const MEDIA_BIT: u32 = 1 << 31;
 
-/// A span whose content no tree holds: equal to no stored key.
+/// The key of a content that is not interned. Equals no stored key.
 pub(crate) const UNKNOWN_MEDIA: u32 = u32::MAX;
 
-/// Checks that `keys`, which begin at `start` in the query, are token ids. O(n), vectorised.
+/// Checks that `keys`, which start at position `start` of the query, are token ids. O(n), vectorised.
 ///
 /// # Errors
-/// The first that is not.
+/// The first key that is not a token id.
 pub fn check_tokens(keys: &[u32], start: usize) -> Result<(), Error> {
     if !any_media(keys) {
         return Ok(());
@@ -23,8 +23,8 @@ pub fn check_tokens(keys: &[u32], start: usize) -> Result<(), Error> {
     Err(Error::InvalidToken { position: start + at, key: keys[at] })
 }
 
-/// Whether any key carries the media bit. O(n), vectorised: sums of many lanes without a branch
-/// take a quarter of the time of a search that stops at the first.
+/// Whether any key carries the media bit. O(n), vectorised: combining many lanes without a branch takes
+/// a quarter of the time of a search that stops at the first.
 pub(crate) fn any_media(keys: &[u32]) -> bool {
     const LANES: usize = 32;
     let (chunks, rest) = keys.as_chunks::<LANES>();
@@ -37,8 +37,8 @@ pub(crate) fn any_media(keys: &[u32]) -> bool {
     seen.iter().chain(rest).fold(0, |bits, key| bits | key) & MEDIA_BIT != 0
 }
 
-/// How many leading keys are equal, and how many were compared at most. O(n): one comparison of all
-/// keys where they are equal, else a bisection, whose comparisons end at the first difference.
+/// The number of equal leading keys, and an upper bound on the number compared. O(n): one comparison of
+/// everything, then a bisection if it finds a difference.
 pub(crate) fn common_prefix(a: &[u32], b: &[u32]) -> (usize, usize) {
     const SCAN: usize = 8;
     let n = a.len().min(b.len());

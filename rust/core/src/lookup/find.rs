@@ -1,11 +1,11 @@
-//! The search: the longest usable prefix over all layouts of a namespace. Reads only.
+//! Finds the longest usable prefix over all layouts of a namespace. Read-only.
 
 use crate::error::Error;
 use crate::ids::{NodeId, TreeId};
 use crate::index::PrefixIndex;
 use crate::keys::query::Query;
 use crate::keys::token::{MEDIA_BIT, check_tokens};
-use crate::lookup::found::{Match, Reason};
+use crate::lookup::result::{Match, Reason};
 use crate::radix::walk::{Walk, upward, walk};
 
 /// Where in a tree a match ends.
@@ -19,9 +19,9 @@ pub(super) struct Place {
 }
 
 impl PrefixIndex {
-    /// Over all layouts of the namespace: the longest usable prefix, of several equal ones that of
-    /// the longest match and then of the newest layout; the most that matched; and the deepest
-    /// position beyond that prefix where a checkpoint would help.
+    /// Combines all layouts of the namespace: the longest usable prefix, ties broken by the longest match
+    /// and then by the newest layout; the most tokens matched; and the deepest position past the prefix
+    /// where a checkpoint would help.
     pub(super) fn find(
         &self,
         namespace: &str,
@@ -33,7 +33,7 @@ impl PrefixIndex {
         if trees.is_empty() && !query.checked {
             check_tokens(query.keys, 0)?;
         }
-        let nothing = Match {
+        let empty = Match {
             length: 0,
             matched: 0,
             reason: if limit == 0 { Reason::TooShort } else { Reason::NoEntry },
@@ -42,16 +42,16 @@ impl PrefixIndex {
             visited: 0,
             compared: 0,
         };
-        let (mut best, mut serving) = (nothing, None);
-        let mut all = nothing;
+        let (mut best, mut serving) = (empty, None);
+        let mut all = empty;
         for &tree in trees {
-            let (found, place) = self.find_in(tree, query, limit)?;
-            all.matched = all.matched.max(found.matched);
-            all.checkpoint_at = all.checkpoint_at.max(found.checkpoint_at);
-            all.visited += found.visited;
-            all.compared += found.compared;
-            if (found.length, found.matched) >= (best.length, best.matched) {
-                (best, serving) = (found, place);
+            let (prefix, place) = self.find_in(tree, query, limit)?;
+            all.matched = all.matched.max(prefix.matched);
+            all.checkpoint_at = all.checkpoint_at.max(prefix.checkpoint_at);
+            all.visited += prefix.visited;
+            all.compared += prefix.compared;
+            if (prefix.length, prefix.matched) >= (best.length, best.matched) {
+                (best, serving) = (prefix, place);
             }
         }
         all.checkpoint_at = all.checkpoint_at.filter(|at| *at > best.length);
@@ -69,13 +69,13 @@ impl PrefixIndex {
         let walked = walk(&trees.arena, root, query)?;
         let usable = query.cuts.back(walked.matched.min(limit));
         let (length, place) = if checkpointed {
-            self.usable_checkpoint(tree, query, walked.node, usable)
+            self.checkpointed_prefix(tree, query, walked.node, usable)
         } else {
-            let node = self.holder(walked.node, usable);
+            let node = self.node_before(walked.node, usable);
             (usable, Some(Place { tree, node, checkpoint: None }))
         };
-        let reason = if length > 0 { Reason::Hit } else { miss(query, &walked, usable, limit) };
-        let found = Match {
+        let reason = if length > 0 { Reason::Hit } else { miss_reason(query, &walked, usable, limit) };
+        let prefix = Match {
             length,
             matched: walked.matched,
             reason,
@@ -84,11 +84,11 @@ impl PrefixIndex {
             visited: walked.visited,
             compared: walked.compared,
         };
-        Ok((found, place.filter(|_| length > 0)))
+        Ok((prefix, place.filter(|_| length > 0)))
     }
 
     /// The node at or above `node` that holds the token before `position`.
-    fn holder(&self, mut node: NodeId, position: usize) -> NodeId {
+    fn node_before(&self, mut node: NodeId, position: usize) -> NodeId {
         let arena = &self.trees.arena;
         while !arena[node].is_root() && arena[node].start() >= position {
             node = arena[node].parent;
@@ -96,9 +96,9 @@ impl PrefixIndex {
         node
     }
 
-    /// The longest prefix up to `usable` that a checkpoint serves: one at its end, or one
-    /// below it that can be trimmed.
-    fn usable_checkpoint(
+    /// The longest prefix of at most `usable` tokens that a checkpoint serves: one at its end, or a
+    /// trimmable one below it.
+    fn checkpointed_prefix(
         &self,
         tree: TreeId,
         query: &Query<'_>,
@@ -106,7 +106,7 @@ impl PrefixIndex {
         usable: usize,
     ) -> (usize, Option<Place>) {
         let arena = &self.trees.arena;
-        for node in upward(arena, self.holder(deepest, usable)) {
+        for node in upward(arena, self.node_before(deepest, usable)) {
             let end = arena[node].end as usize;
             let length = query.cuts.back(usable.min(end));
             if length <= arena[node].start() {
@@ -114,7 +114,7 @@ impl PrefixIndex {
             }
             let checkpoint = if length == end && arena[node].checkpoint.is_some() {
                 node
-            } else if arena[node].leads().trimmable {
+            } else if arena[node].summary().trimmable {
                 self.trimmable(node)
             } else {
                 continue;
@@ -124,20 +124,20 @@ impl PrefixIndex {
         (0, None)
     }
 
-    /// The highest trimmable checkpoint at or below `node`, of which there is one.
+    /// The highest trimmable checkpoint at or below `node`, which must have one.
     fn trimmable(&self, mut node: NodeId) -> NodeId {
         let arena = &self.trees.arena;
         while !arena[node].checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.trimmable) {
             match arena[node].children.first_trimmable() {
                 Some(child) => node = child,
-                None => unreachable!("node {} leads to no trimmable checkpoint", node.0),
+                None => unreachable!("node {} has no trimmable checkpoint at or below it", node.0),
             }
         }
         node
     }
 }
 
-fn miss(query: &Query<'_>, walked: &Walk, usable: usize, limit: usize) -> Reason {
+fn miss_reason(query: &Query<'_>, walked: &Walk, usable: usize, limit: usize) -> Reason {
     let at_media = walked.media || query.keys.get(walked.matched).is_some_and(|key| key & MEDIA_BIT != 0);
     if limit == 0 {
         Reason::TooShort

@@ -1,7 +1,7 @@
-//! Lookups: what a prompt can reuse, and the leases under which a fetch copies it.
+//! Lookups: what a prompt can reuse, and the leases that protect it while a fetch copies it.
 
 mod find;
-pub(crate) mod found;
+pub(crate) mod result;
 
 use crate::dropped::Dropped;
 use crate::error::Error;
@@ -10,13 +10,13 @@ use crate::index::PrefixIndex;
 use crate::keys::query::Query;
 use crate::lease::Lease;
 use crate::lookup::find::Place;
-use crate::lookup::found::{Match, Piece, Scope, Taken};
+use crate::lookup::result::{Match, Piece, Scope, Taken};
 use crate::radix::walk::upward;
 
 impl PrefixIndex {
-    /// Finds the longest prefix of at most `limit` tokens that a namespace can serve. With
-    /// `touch`, what serves it becomes the most recently used; otherwise nothing changes.
-    /// O(len(query) + nodes on the path) a layout; the number of stored prompts plays no part.
+    /// Finds the longest prefix of at most `limit` tokens that a namespace can serve. With `touch`, the
+    /// units that serve it become the most recently used; otherwise nothing changes. O(len(query) + nodes
+    /// on the path) per layout, independent of the number of stored prompts.
     ///
     /// # Errors
     /// An invalid token anywhere in the query.
@@ -27,7 +27,7 @@ impl PrefixIndex {
         limit: usize,
         touch: Option<u64>,
     ) -> Result<Match, Error> {
-        let (found, place) = self.find(namespace, query, limit)?;
+        let (prefix, place) = self.find(namespace, query, limit)?;
         if let (Some(place), Some(stamp)) = (place, touch) {
             let stamp = self.tick(stamp);
             match place.checkpoint {
@@ -35,10 +35,10 @@ impl PrefixIndex {
                 None => self.trees.touch_path(place.node, stamp),
             }
         }
-        Ok(found)
+        Ok(prefix)
     }
 
-    /// As [`Self::match_prefix`], and leases what a fetch copies until [`Self::release`].
+    /// Like [`Self::match_prefix`], and leases the hit until [`Self::release`] so that a fetch can copy it.
     ///
     /// # Errors
     /// An invalid token anywhere in the query.
@@ -48,13 +48,13 @@ impl PrefixIndex {
         query: &Query<'_>,
         limit: usize,
     ) -> Result<(Match, Scope), Error> {
-        let (found, place) = self.find(namespace, query, limit)?;
-        let scope = place.map_or_else(Scope::default, |place| self.lease(place, found.length));
-        Ok((found, scope))
+        let (prefix, place) = self.find(namespace, query, limit)?;
+        let scope = place.map_or_else(Scope::default, |place| self.lease(place, prefix.length));
+        Ok((prefix, scope))
     }
 
-    /// As [`Self::acquire`], and takes the part of the path that nothing else continues, branches
-    /// from or leases out of the index. Checkpoints on that part go with it.
+    /// Like [`Self::acquire`], and moves the end of the path out of the index, as far up as nothing else
+    /// continues it, branches from it or leases it. Checkpoints on that part move with it.
     ///
     /// # Errors
     /// An invalid token anywhere in the query.
@@ -64,11 +64,11 @@ impl PrefixIndex {
         query: &Query<'_>,
         limit: usize,
     ) -> Result<(Match, Taken), Error> {
-        let (found, place) = self.find(namespace, query, limit)?;
-        let Some(mut place) = place else { return Ok((found, Taken::default())) };
-        let mut scope = self.scope(place, found.length);
+        let (prefix, place) = self.find(namespace, query, limit)?;
+        let Some(mut place) = place else { return Ok((prefix, Taken::default())) };
+        let mut scope = self.scope(place, prefix.length);
         let mut dropped = Dropped::default();
-        let whole = self.ends_at(place, found.length);
+        let whole = self.ends_at(place, prefix.length);
         let free = |index: &Self, node: NodeId| {
             let node = &index.trees.arena[node];
             node.is_free(node.children.len())
@@ -83,54 +83,54 @@ impl PrefixIndex {
         } else {
             scope.lease = Some(self.lease_path(place));
         }
-        Ok((found, Taken { scope, dropped }))
+        Ok((prefix, Taken { scope, dropped }))
     }
 
-    /// How many tokens [`Self::take`] would move out of the index now. Changes nothing.
+    /// How many tokens [`Self::take`] would move out of the index. Changes nothing.
     ///
     /// # Errors
     /// An invalid token anywhere in the query.
     pub fn takeable(&self, namespace: &str, query: &Query<'_>, limit: usize) -> Result<usize, Error> {
-        let (found, place) = self.find(namespace, query, limit)?;
+        let (prefix, place) = self.find(namespace, query, limit)?;
         let Some(place) = place else { return Ok(0) };
         let arena = &self.trees.arena;
-        if !self.ends_at(place, found.length) {
+        if !self.ends_at(place, prefix.length) {
             return Ok(0);
         }
-        let mut kept = found.length;
+        let mut kept = prefix.length;
         for id in upward(arena, place.node) {
             let node = &arena[id];
-            // All but the match's last node have lost the child that was taken before.
-            let lost = usize::from(kept < found.length);
-            if !node.is_free(node.children.len() - lost) {
+            // Above the match's last node, each node has lost the child taken just before.
+            let taken = usize::from(kept < prefix.length);
+            if !node.is_free(node.children.len() - taken) {
                 break;
             }
             kept = node.start();
         }
-        Ok(found.length - kept)
+        Ok(prefix.length - kept)
     }
 
-    /// The match ends with the place's node, and is served by that node's own checkpoint if by any.
+    /// Whether the match ends with the place's node, and uses no checkpoint but that node's own.
     fn ends_at(&self, place: Place, length: usize) -> bool {
         self.trees.arena[place.node].end as usize == length
             && place.checkpoint.is_none_or(|node| node == place.node)
     }
 
-    /// Ends a lease. What it covered becomes the most recently used. Void and released leases are
-    /// passed over. Returns the KV that nothing but the lease kept.
+    /// Ends a lease. The units it covered become the most recently used. Returns the KV that only the
+    /// lease kept. Does nothing if the lease is released or void.
     pub fn release(&mut self, lease: LeaseId, stamp: u64) -> Dropped {
         let stamp = self.tick(stamp);
         self.leases.release(&mut self.trees, lease, stamp)
     }
 
-    /// The caller has rewritten the arrays of a segment on a lease's path into this number of parts, at
-    /// most as many as it had. Whether the segment is still there: otherwise the rewritten arrays are of no
-    /// use. O(nodes on the path).
+    /// Records that the caller has rewritten a segment on a lease's path into `parts` parts, at most the
+    /// number it had. Returns false if the segment is gone and the rewritten arrays are useless. O(nodes on
+    /// the path).
     pub fn compacted(&mut self, lease: LeaseId, segment: SegmentId, parts: u32) -> bool {
         let Some(lease) = self.leases.get(lease) else { return false };
         let arena = &self.trees.arena;
-        let found = upward(arena, lease.node).find(|id| arena[*id].segment == segment);
-        match found.filter(|id| (1..=arena[*id].parts).contains(&parts)) {
+        let node = upward(arena, lease.node).find(|id| arena[*id].segment == segment);
+        match node.filter(|id| (1..=arena[*id].parts).contains(&parts)) {
             Some(id) => self.trees.set_parts(id, parts),
             None => return false,
         }
@@ -145,7 +145,7 @@ impl PrefixIndex {
 
     fn lease_path(&mut self, place: Place) -> LeaseId {
         let id = LeaseId(self.ids.next());
-        // A checkpoint is at the match or below it, and its path covers the match.
+        // The checkpoint is at the end of the match or below it, so its path covers the match.
         let node = place.checkpoint.unwrap_or(place.node);
         let lease = Lease { tree: place.tree, node, checkpoint: place.checkpoint };
         self.leases.acquire(&mut self.trees, id, lease);

@@ -1,11 +1,11 @@
 //! Least recently used first: a doubly linked list through the nodes, oldest first.
 //!
-//! A path is touched from the leaf up, so an ancestor is never older than its descendant, and in a tree
-//! of full-attention layers the oldest unit is a leaf.
+//! Paths are touched from the leaf up, so an ancestor is never older than its descendant, and in a tree of
+//! full-attention layers the oldest unit is always a leaf.
 
 use crate::ids::NodeId;
 use crate::keys::hash::PathHash;
-use crate::order::policy::{EvictionPolicy, Leaving, Use, VictimPicker};
+use crate::order::policy::{EvictionPolicy, Removal, Use, VictimPicker};
 use crate::radix::arena::Arena;
 
 /// The ends of the list; the links are in the nodes. Every operation is O(1).
@@ -68,7 +68,7 @@ impl EvictionPolicy for Lru {
         self.push(arena, unit, used.stamp);
     }
 
-    fn remove(&mut self, arena: &mut Arena, unit: NodeId, _: Leaving) {
+    fn remove(&mut self, arena: &mut Arena, unit: NodeId, _: Removal) {
         self.unlink(arena, unit);
     }
 
@@ -81,7 +81,7 @@ impl EvictionPolicy for Lru {
     }
 }
 
-/// Follows the list.
+/// Follows the list from its oldest unit.
 pub(crate) struct LruPicker {
     next: NodeId,
 }

@@ -1,11 +1,11 @@
-//! Eviction policies: which unit is evicted next.
+//! Eviction policies: which unit to evict next.
 //!
-//! A *unit* is what eviction takes at once: in a tree of full-attention layers a node's segment, in a
-//! tree with checkpoints a checkpoint with the KV that it alone makes usable. Units are named by their
-//! node. A unit that a lease holds is not in the policy.
+//! A *unit* is the smallest thing eviction removes: a node's segment in a tree of full-attention layers, a
+//! checkpoint and the KV that only it makes usable in a tree with checkpoints. A unit is named by its
+//! node. Leased units are not in the policy.
 //!
-//! To add a policy: a file next to `lru.rs` with an [`EvictionPolicy`], a variant in [`Policy`] and in
-//! [`Order`]. Dispatch is a `match`, so a policy costs no more than its own work.
+//! To add a policy, implement [`EvictionPolicy`] in a file next to `lru.rs`, and add a variant to
+//! [`Policy`] and to [`Order`]. Dispatch is a `match`, so it costs no indirect call.
 
 mod lru;
 pub(crate) mod policy;
@@ -13,7 +13,7 @@ pub(crate) mod policy;
 use crate::ids::NodeId;
 use crate::keys::hash::PathHash;
 use crate::order::lru::{Lru, LruPicker};
-use crate::order::policy::{EvictionPolicy, Leaving, Use, VictimPicker};
+use crate::order::policy::{EvictionPolicy, Removal, Use, VictimPicker};
 use crate::radix::arena::Arena;
 
 /// The eviction policies, by name.
@@ -28,14 +28,14 @@ impl Policy {
     /// All policies.
     pub const ALL: [Self; 1] = [Self::Lru];
 
-    /// What a user calls it.
+    /// The name users know it by.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Lru => "lru",
         }
     }
 
-    /// The policy of that name.
+    /// Looks up a policy by name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|policy| policy.name() == name)
     }
@@ -95,9 +95,9 @@ impl EvictionPolicy for Order {
         }
     }
 
-    fn remove(&mut self, arena: &mut Arena, unit: NodeId, leaving: Leaving) {
+    fn remove(&mut self, arena: &mut Arena, unit: NodeId, removal: Removal) {
         match self {
-            Self::Lru(lru) => lru.remove(arena, unit, leaving),
+            Self::Lru(lru) => lru.remove(arena, unit, removal),
         }
     }
 

@@ -10,25 +10,25 @@ use crate::radix::slab::Slab;
 #[derive(Debug, Default)]
 pub(crate) struct Arena {
     nodes: Slab<Node>,
-    /// Bytes that live nodes hold on the heap.
+    /// Heap bytes held by live nodes.
     heap_bytes: usize,
 }
 
 impl Arena {
-    /// Amortised O(1).
+    /// Adds a node. Amortised O(1).
     pub(crate) fn add(&mut self, node: Node) -> NodeId {
         self.heap_bytes += node.heap_bytes();
         NodeId(self.nodes.add(node))
     }
 
-    /// Amortised O(1).
+    /// Removes a node. Amortised O(1).
     pub(crate) fn remove(&mut self, id: NodeId) -> Node {
         let node = self.nodes.remove(id.0);
         self.heap_bytes -= node.heap_bytes();
         node
     }
 
-    /// Changes a node in a way that may change what it holds on the heap.
+    /// Changes a node in a way that may change its heap bytes.
     pub(crate) fn alter<R>(&mut self, id: NodeId, change: impl FnOnce(&mut Node) -> R) -> R {
         let node = &mut self[id];
         let before = node.heap_bytes();
@@ -46,7 +46,7 @@ impl Arena {
         self.nodes.iter().map(|(id, node)| (NodeId(id), node))
     }
 
-    /// Bytes that live nodes hold on the heap. O(1).
+    /// Heap bytes held by live nodes. O(1).
     pub(crate) fn heap_bytes(&self) -> usize {
         self.heap_bytes
     }

@@ -1,7 +1,7 @@
-//! The radix tree over token keys. Everything here only reads, or stores what it is told.
+//! The data structures of the radix tree over token keys.
 //!
 //! Long edges are chains of nodes of at most `segment_tokens` keys, so that a split copies at most one
-//! segment and eviction has a fine grain. [`trees`](crate::trees) alone changes the shape.
+//! segment and eviction is fine-grained. Only [`trees`](crate::trees) changes a tree's shape.
 
 pub(crate) mod arena;
 pub(crate) mod children;

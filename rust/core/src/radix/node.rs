@@ -1,19 +1,19 @@
-//! A node: a run of token keys, the segment that holds their KV, and perhaps a checkpoint.
+//! A node: a run of token keys, the segment with their KV, and optionally a checkpoint.
 
 use crate::ids::{CheckpointId, NodeId, SegmentId, TreeId};
 use crate::ledger::Amount;
-use crate::radix::children::{Children, Leads};
+use crate::radix::children::{Children, Summary};
 
-/// A copy of the window and state layers after a node's last token.
+/// A copy of the sliding-window and recurrent layers after a node's last token.
 #[derive(Debug)]
 pub(crate) struct Checkpoint {
     pub(crate) id: CheckpointId,
     pub(crate) nbytes: u64,
     pub(crate) buffers: u32,
-    /// No window had rotated: it serves every shorter length too, by trimming.
+    /// No window has rotated, so it also serves every shorter length, by trimming.
     pub(crate) trimmable: bool,
     pub(crate) leases: u32,
-    /// When a store last said that its prompt ends here, counted; 0 for never.
+    /// The sequence number of the last store whose prompt ends here; 0 if there is none.
     pub(crate) prompt: u64,
 }
 
@@ -26,12 +26,12 @@ impl Checkpoint {
 /// Where a store ended inside a node, and under which label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct End {
-    /// Tokens of the node up to the end, 1..=len.
+    /// Tokens from the start of the node to the end, 1..=len.
     pub(crate) at: u32,
     pub(crate) label: u16,
 }
 
-/// Consecutive tokens of a node that stores under one label brought.
+/// Consecutive tokens of a node that were stored under one label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
     pub(crate) tokens: u32,
@@ -39,7 +39,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Adds a run at the end, to the last one where that has the same label.
+    /// Appends a run, or extends the last one if it has the same label.
     pub(crate) fn append(runs: &mut Vec<Self>, run: Self) {
         match runs.last_mut().filter(|last| last.label == run.label) {
             Some(last) => last.tokens += run.tokens,
@@ -54,9 +54,9 @@ pub(crate) struct Placement {
     /// Neighbours in the policy's list.
     pub(crate) older: NodeId,
     pub(crate) newer: NodeId,
-    /// The unit is in the policy: it may be evicted.
+    /// The unit is in the policy, so it can be evicted.
     pub(crate) listed: bool,
-    /// The caller's time of the last use.
+    /// The caller's stamp at the last use.
     pub(crate) stamp: u64,
 }
 
@@ -73,7 +73,7 @@ pub(crate) struct Node {
     pub(crate) segment: SegmentId,
     pub(crate) bytes_per_token: u64,
     pub(crate) checkpoint: Option<Box<Checkpoint>>,
-    // A Vec would cost 24 bytes in every node, and most nodes have no end.
+    // Boxed, because a Vec would cost 24 bytes in every node and most nodes have no ends.
     #[allow(clippy::box_collection)]
     pub(crate) ends: Option<Box<Vec<End>>>,
     pub(crate) placement: Placement,
@@ -82,16 +82,16 @@ pub(crate) struct Node {
     /// Tokens from the root to this node's last key.
     pub(crate) end: u32,
     pub(crate) buffers: u32,
-    /// Leases whose path goes through or ends at this node.
+    /// Leases whose path runs through or ends at this node.
     pub(crate) leases: u32,
-    /// The label of the store that brought the last token of this node's segment.
+    /// The label of the store that added the last token of this node.
     pub(crate) label: u16,
-    // Boxed as `ends` are: few nodes are joined of stores under several labels.
+    // Boxed like `ends`: few nodes join stores under several labels.
     #[allow(clippy::box_collection)]
     runs: Option<Box<Vec<Run>>>,
-    /// How often `buffers` arrays make up the segment: once, unless nodes were joined.
+    /// Parts of the segment, of `buffers` arrays each. 1 unless nodes were joined.
     pub(crate) parts: u32,
-    /// Some key carries the media bit.
+    /// At least one key carries the media bit.
     pub(crate) media: bool,
 }
 
@@ -129,19 +129,19 @@ impl Node {
         self.parent.is_none()
     }
 
-    /// What is at or below this node. O(1).
-    pub(crate) fn leads(&self) -> Leads {
-        let below = self.children.leads();
+    /// The summary of this node's subtree. O(1).
+    pub(crate) fn summary(&self) -> Summary {
+        let below = self.children.summary();
         let own = self.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.trimmable);
-        Leads { trimmable: own || below.trimmable, ended: self.ends.is_some() || below.ended }
+        Summary { trimmable: own || below.trimmable, ended: self.ends.is_some() || below.ended }
     }
 
-    /// Nothing but a checkpoint of its own could need the node's KV, once it has that many children.
+    /// Whether only a checkpoint of its own could need the node's KV, given its number of children.
     pub(crate) fn is_free(&self, children: usize) -> bool {
         !self.is_root() && children == 0 && self.leases == 0
     }
 
-    /// What the segment occupies.
+    /// The size of the segment.
     pub(crate) fn amount(&self) -> Amount {
         Amount {
             nbytes: self.nbytes(),
@@ -164,11 +164,11 @@ impl Node {
         self.ends = (!ends.is_empty()).then(|| Box::new(ends));
     }
 
-    /// The labels under which the tokens came, in order.
+    /// The labels of the node's tokens, in order.
     pub(crate) fn labels(&self) -> impl Iterator<Item = Run> + '_ {
         let runs = self.runs.as_deref().map_or(&[][..], Vec::as_slice);
-        let one = runs.is_empty().then_some(Run { tokens: self.keys.len() as u32, label: self.label });
-        one.into_iter().chain(runs.iter().copied())
+        let single = runs.is_empty().then_some(Run { tokens: self.keys.len() as u32, label: self.label });
+        single.into_iter().chain(runs.iter().copied())
     }
 
     pub(crate) fn set_labels(&mut self, runs: Vec<Run>) {
@@ -176,7 +176,7 @@ impl Node {
         self.runs = (runs.len() > 1).then(|| Box::new(runs));
     }
 
-    /// Bytes on the heap, the node's own slot aside. O(1).
+    /// Bytes on the heap, not counting the node's own slot. O(1).
     pub(crate) fn heap_bytes(&self) -> usize {
         size_of_val(&*self.keys)
             + self.children.heap_bytes()

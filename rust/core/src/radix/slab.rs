@@ -1,11 +1,11 @@
-//! Values by number, in chunks that are given back once they are empty.
+//! Values by number, in chunks that are freed once they are empty.
 //!
-//! One vector would stay as long as at its peak for the sake of its last entry, and an entry that
-//! moved would have to be found by all that point at it.
+//! A single vector could not shrink while its last entry is in use, and moving that entry would mean
+//! updating everything that points to it.
 
-use crate::work::look;
+use crate::work::visit;
 
-/// Entries of a chunk: few, so that a chunk is soon empty.
+/// Entries per chunk. Small, so that chunks empty early.
 const CHUNK: usize = 64;
 
 /// No slot.
@@ -19,18 +19,18 @@ enum Slot<T> {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Figures {
+struct ChunkState {
     free: u32,
     live: u32,
 }
 
-/// Values by number; a number is used again after its value was removed. What an empty chunk still
-/// takes is less than a byte an entry.
+/// Values by number. A number is reused once its value is removed. An empty chunk costs less than one
+/// byte per entry.
 #[derive(Debug)]
 pub(crate) struct Slab<T> {
     chunks: Vec<Vec<Slot<T>>>,
-    figures: Vec<Figures>,
-    /// The chunks that are not full.
+    states: Vec<ChunkState>,
+    /// Chunks that are not full.
     open: Vec<u32>,
     live: usize,
     /// Slots allocated, over all chunks.
@@ -39,55 +39,55 @@ pub(crate) struct Slab<T> {
 
 impl<T> Default for Slab<T> {
     fn default() -> Self {
-        Self { chunks: Vec::new(), figures: Vec::new(), open: Vec::new(), live: 0, slots: 0 }
+        Self { chunks: Vec::new(), states: Vec::new(), open: Vec::new(), live: 0, slots: 0 }
     }
 }
 
 impl<T> Slab<T> {
-    /// Amortised O(1).
+    /// Adds a value. Amortised O(1).
     pub(crate) fn add(&mut self, value: T) -> u32 {
         if self.open.is_empty() {
             self.open.push(self.chunks.len() as u32);
             self.chunks.push(Vec::new());
-            self.figures.push(Figures { free: NONE, live: 0 });
+            self.states.push(ChunkState { free: NONE, live: 0 });
         }
         let number = self.open[self.open.len() - 1];
-        let (chunk, figures) = (&mut self.chunks[number as usize], &mut self.figures[number as usize]);
-        let at = if figures.free == NONE {
+        let (chunk, states) = (&mut self.chunks[number as usize], &mut self.states[number as usize]);
+        let at = if states.free == NONE {
             let before = chunk.capacity();
             chunk.push(Slot::Live(value));
             self.slots += chunk.capacity() - before;
             chunk.len() as u32 - 1
         } else {
-            let at = figures.free;
+            let at = states.free;
             if let Slot::Free(next) = std::mem::replace(&mut chunk[at as usize], Slot::Live(value)) {
-                figures.free = next;
+                states.free = next;
             }
             at
         };
-        figures.live += 1;
-        if figures.live as usize == CHUNK {
+        states.live += 1;
+        if states.live as usize == CHUNK {
             self.open.pop();
         }
         self.live += 1;
         number * CHUNK as u32 + at
     }
 
-    /// Amortised O(1). A slab without values gives everything back.
+    /// Removes a value; an empty slab frees all its memory. Amortised O(1).
     pub(crate) fn remove(&mut self, id: u32) -> T {
         let (number, at) = place(id);
-        let (chunk, figures) = (&mut self.chunks[number], &mut self.figures[number]);
-        let slot = std::mem::replace(&mut chunk[at], Slot::Free(figures.free));
-        let Slot::Live(value) = slot else { unreachable!("entry {id} was removed before") };
-        figures.free = at as u32;
-        if figures.live as usize == CHUNK {
+        let (chunk, states) = (&mut self.chunks[number], &mut self.states[number]);
+        let slot = std::mem::replace(&mut chunk[at], Slot::Free(states.free));
+        let Slot::Live(value) = slot else { unreachable!("entry {id} is already removed") };
+        states.free = at as u32;
+        if states.live as usize == CHUNK {
             self.open.push(number as u32);
         }
-        figures.live -= 1;
-        if figures.live == 0 {
+        states.live -= 1;
+        if states.live == 0 {
             self.slots -= chunk.capacity();
             *chunk = Vec::new();
-            figures.free = NONE;
+            states.free = NONE;
         }
         self.live -= 1;
         if self.live == 0 {
@@ -97,7 +97,7 @@ impl<T> Slab<T> {
     }
 
     pub(crate) fn get(&self, id: u32) -> Option<&T> {
-        look();
+        visit();
         let (number, at) = place(id);
         match self.chunks.get(number)?.get(at) {
             Some(Slot::Live(value)) => Some(value),
@@ -106,7 +106,7 @@ impl<T> Slab<T> {
     }
 
     pub(crate) fn get_mut(&mut self, id: u32) -> Option<&mut T> {
-        look();
+        visit();
         let (number, at) = place(id);
         match self.chunks.get_mut(number)?.get_mut(at) {
             Some(Slot::Live(value)) => Some(value),
@@ -118,11 +118,11 @@ impl<T> Slab<T> {
         self.live
     }
 
-    /// By number.
+    /// All values, in order of their numbers.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         self.chunks.iter().enumerate().flat_map(|(number, chunk)| {
             chunk.iter().enumerate().filter_map(move |(at, slot)| {
-                look();
+                visit();
                 match slot {
                     Slot::Live(value) => Some(((number * CHUNK + at) as u32, value)),
                     Slot::Free(_) => None,
@@ -131,16 +131,16 @@ impl<T> Slab<T> {
         })
     }
 
-    /// Bytes on the heap, those of the values' own aside. O(1).
+    /// Bytes on the heap, not counting what the values themselves hold. O(1).
     pub(crate) fn bytes(&self) -> usize {
         self.slots * size_of::<Slot<T>>()
             + self.chunks.capacity() * size_of::<Vec<Slot<T>>>()
-            + self.figures.capacity() * size_of::<Figures>()
+            + self.states.capacity() * size_of::<ChunkState>()
             + self.open.capacity() * size_of::<u32>()
     }
 }
 
-/// The chunk's number, and the place in it.
+/// The chunk's number, and the slot in it.
 fn place(id: u32) -> (usize, usize) {
     (id as usize / CHUNK, id as usize % CHUNK)
 }
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slab_keeps_what_a_map_keeps() {
+    fn a_slab_behaves_like_a_map() {
         let (mut slab, mut naive) = (Slab::default(), BTreeMap::new());
         let mut random = 1_u32;
         for step in 0..20_000_u32 {
@@ -172,9 +172,9 @@ mod tests {
         assert!(slab.iter().map(|(id, value)| (id, *value)).eq(naive));
     }
 
-    /// Whichever entry is left, the oldest, the newest or one in the middle.
+    /// Whether the last entry left is the oldest, the newest or one in the middle.
     #[test]
-    fn one_entry_of_many_keeps_little() {
+    fn the_last_entry_left_keeps_little_memory() {
         const MANY: u32 = 30_000;
         for left in [0, MANY / 2, MANY - 1] {
             let mut slab: Slab<[u64; 16]> = Slab::default();

@@ -1,4 +1,4 @@
-//! Following a query down a tree. Reads only.
+//! Follows a query down a tree. Read-only.
 
 use crate::error::Error;
 use crate::ids::NodeId;
@@ -11,58 +11,58 @@ use crate::radix::arena::Arena;
 pub(crate) struct Walk {
     /// Tokens matched.
     pub(crate) matched: usize,
-    /// The deepest node of which at least one key matched; the root if none did.
+    /// The deepest node with at least one matching key; the root if there is none.
     pub(crate) node: NodeId,
-    /// Nodes compared with the query, for tests that count work instead of time.
+    /// Nodes compared with the query, for tests that measure work instead of time.
     pub(crate) visited: usize,
-    /// Keys compared, at most; likewise.
+    /// Upper bound on the keys compared, likewise.
     pub(crate) compared: usize,
-    /// The walk ended at a key of a media span in the tree.
+    /// The first key in the tree past the match belongs to a media span.
     pub(crate) media: bool,
 }
 
 impl Walk {
-    /// Keys of `node` that matched: less than its length where the query diverges inside it.
+    /// Keys of `node` that matched: fewer than it has if the query diverges inside it.
     pub(crate) fn inside(&self, arena: &Arena) -> usize {
         self.matched - arena[self.node].start()
     }
 }
 
-/// Matches `query` from `root` down. O(len(query)): one comparison of each key, one child look-up
-/// a node. Checks that the query's keys are tokens on the way.
+/// Matches `query` from `root` down, and checks on the way that its keys are tokens. O(len(query)), with
+/// one child lookup per node.
 pub(crate) fn walk(arena: &Arena, root: NodeId, query: &Query<'_>) -> Result<Walk, Error> {
-    let mut found = Walk { matched: 0, node: root, visited: 0, compared: 0, media: false };
-    while let Some(&next) = query.keys.get(found.matched) {
-        let Some(child) = arena[found.node].children.get(next) else { break };
+    let mut reached = Walk { matched: 0, node: root, visited: 0, compared: 0, media: false };
+    while let Some(&next) = query.keys.get(reached.matched) {
+        let Some(child) = arena[reached.node].children.get(next) else { break };
         let node = &arena[child];
-        let rest = &query.keys[found.matched..];
+        let rest = &query.keys[reached.matched..];
         if node.media && !query.checked {
             // A stored media key may equal an invalid token.
-            check_tokens(&rest[..rest.len().min(node.len())], found.matched)?;
+            check_tokens(&rest[..rest.len().min(node.len())], reached.matched)?;
         }
         let (common, compared) = common_prefix(&node.keys, rest);
-        found.visited += 1;
-        found.compared += compared;
-        found.matched += common;
-        found.node = child;
+        reached.visited += 1;
+        reached.compared += compared;
+        reached.matched += common;
+        reached.node = child;
         if common < node.len() {
-            found.media = common < rest.len() && node.keys[common] & MEDIA_BIT != 0;
+            reached.media = common < rest.len() && node.keys[common] & MEDIA_BIT != 0;
             break;
         }
     }
     if !query.checked {
-        check_tokens(&query.keys[found.matched..], found.matched)?;
+        check_tokens(&query.keys[reached.matched..], reached.matched)?;
     }
-    if let Some(only) = arena[found.node].children.only()
-        && found.matched < query.len()
-        && found.matched == arena[found.node].end as usize
+    if let Some(only) = arena[reached.node].children.only()
+        && reached.matched < query.len()
+        && reached.matched == arena[reached.node].end as usize
     {
-        found.media = arena[only].keys[0] & MEDIA_BIT != 0;
+        reached.media = arena[only].keys[0] & MEDIA_BIT != 0;
     }
-    Ok(found)
+    Ok(reached)
 }
 
-/// The nodes from `node` up to, and without, the root.
+/// The nodes from `node` up to, and excluding, the root.
 pub(crate) fn upward(arena: &Arena, node: NodeId) -> impl Iterator<Item = NodeId> + '_ {
     let mut at = node;
     std::iter::from_fn(move || {

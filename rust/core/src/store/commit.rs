@@ -5,11 +5,11 @@ use crate::error::Error;
 use crate::ids::{NodeId, PlanId};
 use crate::index::PrefixIndex;
 use crate::radix::node::Checkpoint;
+use crate::store::in_flight::Pending;
 use crate::store::request::{CheckpointSpec, Committed};
-use crate::store::under_way::Pending;
 
 impl PrefixIndex {
-    /// Ends a plan: what the caller copied becomes part of the tree. O(len(key)).
+    /// Ends a plan: adds what the caller copied to the tree. O(len(key)).
     ///
     /// # Errors
     /// [`Error::UnknownPlan`].
@@ -18,16 +18,16 @@ impl PrefixIndex {
         let stamp = self.tick(stamp);
         self.trees.ledger.unreserve(pending.reserved);
         let mut dropped = Dropped::default();
-        let Some(node) = self.node_now(&pending) else {
-            self.let_go(&pending.draft, &mut dropped);
+        let Some(node) = self.current_node(&pending) else {
+            self.release_draft(&pending.draft, &mut dropped);
             return Ok(Committed { stale: true, dropped, joined: Vec::new() });
         };
         let last = self.attach(&pending, node, &mut dropped);
-        // First the release, then the touch: what was stored is more recent than the other half of
-        // a split, which the lease covers too.
-        self.let_go(&pending.draft, &mut dropped);
+        // Release before touching: the stored tokens must be more recent than the other half of a
+        // split, which the lease covers too.
+        self.release_draft(&pending.draft, &mut dropped);
         let checkpointed = pending.draft.checkpoint.is_some();
-        self.use_end(last, checkpointed, pending.draft.prompt, stamp);
+        self.touch_end(last, checkpointed, pending.draft.prompt, stamp);
         if checkpointed {
             self.retain_checkpoints(last, &mut dropped);
         }
@@ -35,7 +35,7 @@ impl PrefixIndex {
         Ok(Committed { stale: false, dropped, joined })
     }
 
-    /// Gives a draft or a plan up. What comes back is KV that nothing but its lease kept.
+    /// Abandons a draft or a plan. Returns the KV that only its lease kept.
     ///
     /// # Errors
     /// [`Error::UnknownPlan`].
@@ -47,15 +47,15 @@ impl PrefixIndex {
             self.drafts.remove(plan).ok_or(Error::UnknownPlan)?
         };
         let mut dropped = Dropped::default();
-        self.let_go(&draft, &mut dropped);
+        self.release_draft(&draft, &mut dropped);
         Ok(dropped)
     }
 
-    /// The node that the planned tokens follow or split, if their place is what it was and nobody else has
-    /// put a checkpoint there.
-    fn node_now(&mut self, pending: &Pending) -> Option<NodeId> {
+    /// The node that the planned tokens follow or split, if their place is unchanged and no other store
+    /// has put a checkpoint there.
+    fn current_node(&mut self, pending: &Pending) -> Option<NodeId> {
         let Pending { draft, plan, .. } = pending;
-        let place = self.place_now(draft)?;
+        let place = self.current_place(draft)?;
         let Self { trees, .. } = self;
         if place.node.is_none() {
             let checkpointed = draft.checkpoint.is_some();

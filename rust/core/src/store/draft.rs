@@ -1,4 +1,4 @@
-//! Drafting: find the place, protect it, say how much fits.
+//! Drafting: finds a store's place, leases it, and works out how much fits.
 
 use crate::dropped::Dropped;
 use crate::error::Error;
@@ -6,15 +6,15 @@ use crate::ids::{NodeId, PlanId};
 use crate::index::PrefixIndex;
 use crate::keys::token::check_tokens;
 use crate::radix::walk::{Walk, walk};
+use crate::store::in_flight::{Draft, Place};
 use crate::store::request::{Drafted, Outcome, Planned, StoreRequest};
-use crate::store::under_way::{Draft, Place};
 use crate::trees::join::Joined;
 
 impl PrefixIndex {
-    /// Plans a store and makes room for it. Returns what was evicted. O(len(query)).
+    /// Plans a store and makes room for it. Also returns what was evicted. O(len(query)).
     ///
     /// # Errors
-    /// An invalid token in the key, or media keys that were made for a lookup.
+    /// An invalid token in the key, or media keys that were built for a lookup.
     pub fn plan(&mut self, request: &StoreRequest<'_>, stamp: u64) -> Result<(Planned, Dropped), Error> {
         let mut dropped = Dropped::default();
         let drafted = match self.draft(request, stamp)? {
@@ -38,7 +38,7 @@ impl PrefixIndex {
     /// Finds a store's place and leases it. O(len(query)).
     ///
     /// # Errors
-    /// An invalid token in the key, or media keys that were made for a lookup.
+    /// An invalid token in the key, or media keys that were built for a lookup.
     pub fn draft(&mut self, request: &StoreRequest<'_>, stamp: u64) -> Result<Outcome, Error> {
         request.query.check_length()?;
         request.query.check_contents()?;
@@ -94,7 +94,7 @@ impl PrefixIndex {
         Ok(Outcome::Open(drafted))
     }
 
-    /// If all of the key is held, refreshes it, notes the end and joins what can be joined.
+    /// If the whole key is held, refreshes it, records its end, and joins what can be joined.
     pub(super) fn held(
         &mut self,
         request: &StoreRequest<'_>,
@@ -114,12 +114,12 @@ impl PrefixIndex {
         }
         let at = length - self.trees.arena[node].start();
         self.trees.add_end(node, at, request.label);
-        self.use_end(node, request.checkpoint.is_some(), request.prompt, stamp);
+        self.touch_end(node, request.checkpoint.is_some(), request.prompt, stamp);
         Some(self.trees.join_path(node, self.segment_tokens, &mut self.ids))
     }
 
-    /// Uses what a store ended with, and notes where its prompt ends.
-    pub(super) fn use_end(&mut self, node: NodeId, checkpointed: bool, prompt: Option<usize>, stamp: u64) {
+    /// Touches the unit or path that a store ends with, and marks the end of its prompt.
+    pub(super) fn touch_end(&mut self, node: NodeId, checkpointed: bool, prompt: Option<usize>, stamp: u64) {
         if checkpointed {
             self.trees.touch_checkpoint(node, stamp);
             self.mark_prompt(node, prompt);

@@ -3,12 +3,12 @@
 use crate::evict::Room;
 use crate::index::PrefixIndex;
 use crate::ledger::Amount;
+use crate::store::in_flight::{Draft, Place};
 use crate::store::request::CheckpointSpec;
-use crate::store::under_way::{Draft, Place};
 use crate::trees::grow::SegmentShape;
 
-/// The segments of new tokens `from..to`: they end at multiples of the grain, so that two machines cut
-/// alike.
+/// Cuts new tokens `from..to` into segments. They end at multiples of the grain, so that two machines
+/// cut at the same positions.
 pub(super) fn blocks(from: usize, to: usize, grain: usize) -> impl Iterator<Item = (usize, usize)> {
     let mut start = from;
     std::iter::from_fn(move || {
@@ -18,7 +18,7 @@ pub(super) fn blocks(from: usize, to: usize, grain: usize) -> impl Iterator<Item
 }
 
 impl PrefixIndex {
-    /// What a store adds at `place` until its commit: new segments, both halves of a split, a
+    /// What a store at `place` adds until its commit: new segments, both halves of a split, and a
     /// checkpoint.
     pub(super) fn cost(
         &self,
@@ -27,11 +27,11 @@ impl PrefixIndex {
         place: &Place,
     ) -> Amount {
         let tokens = place.length.saturating_sub(place.from) as u64;
-        // As many as `blocks`, in O(1).
+        // Counts what `blocks` yields, in O(1).
         let grain = self.segment_tokens;
         let segments = if tokens > 0 { place.length.div_ceil(grain) - place.from / grain } else { 0 } as u64;
         let mut cost = Amount {
-            // What no limit allows may overflow, and stays more than any limit.
+            // Saturates: a product that overflows exceeds every limit anyway.
             nbytes: tokens.saturating_mul(shape.bytes_per_token),
             buffers: segments * u64::from(shape.buffers),
             tokens,
@@ -52,7 +52,7 @@ impl PrefixIndex {
         cost
     }
 
-    /// The most tokens that can be held at `place` in `room`; `None` where nothing is gained.
+    /// The most tokens that a store at `place` can hold in `room`; `None` if it would add nothing.
     pub(super) fn fitting(&self, draft: &Draft, place: &Place, room: Room) -> Option<usize> {
         let whole = self.cost(draft.shape, draft.checkpoint, place);
         if room.holds(whole.nbytes, whole.buffers) {
@@ -75,8 +75,8 @@ impl PrefixIndex {
         (length > place.from).then_some(length)
     }
 
-    /// The place that does without the node that the draft splits, where only the draft's own lease
-    /// holds that node: its matched tokens are copied again.
+    /// The place without the node that the draft splits, if only the draft itself leases that node: the
+    /// node is dropped, and its matched tokens are copied again.
     pub(super) fn fitting_recopied(&self, draft: &Draft) -> Option<Place> {
         draft.place.cut?;
         let node = &self.trees.arena[draft.place.node];
@@ -89,7 +89,7 @@ impl PrefixIndex {
         room.buffers += amount.buffers;
         let place = Place { from: node.start(), node: node.parent, cut: None, length: draft.keys.len() };
         let length = self.fitting(draft, &place, room)?;
-        // Without a checkpoint to add, tokens beyond those that are held are all there is to gain.
+        // Without a checkpoint to add, only tokens beyond those already held are a gain.
         let held = if draft.checkpoint.is_some() { 0 } else { draft.place.from };
         (length > held).then_some(Place { length, ..place })
     }

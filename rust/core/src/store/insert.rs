@@ -1,4 +1,4 @@
-//! Inserting: a store whose arrays nobody copies, in one step.
+//! Inserting: a store without arrays, in one step.
 
 use crate::dropped::Dropped;
 use crate::error::Error;
@@ -9,23 +9,23 @@ use crate::keys::query::Query;
 use crate::keys::token::check_tokens;
 use crate::radix::walk::walk;
 use crate::store::fit::blocks;
+use crate::store::in_flight::Place;
 use crate::store::request::{Planned, StoreRequest};
-use crate::store::under_way::Place;
 
 /// What [`PrefixIndex::insert`] did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inserted {
-    /// Tokens now held for the key: fewer than given where they do not fit the limits.
+    /// Tokens now held for the key; fewer than given if not all of them fit.
     pub length: usize,
-    /// Tokens that were not held before.
+    /// Tokens not held before.
     pub new_tokens: usize,
     /// What was evicted to make room.
     pub evicted: Dropped,
 }
 
 impl PrefixIndex {
-    /// Plans, evicts and commits in one step; bookkeeping only, for trees of full-attention layers. The
-    /// longest prefix that fits the limits is kept. O(len(query)).
+    /// Plans, evicts and commits in one step. Bookkeeping only, for trees of full-attention layers. Keeps
+    /// the longest prefix that fits the limits. O(len(query)).
     ///
     /// # Errors
     /// An invalid token.
@@ -57,14 +57,14 @@ impl PrefixIndex {
                 return Ok(Inserted { length, new_tokens: 0, evicted });
             }
         };
-        // Nothing comes between plan and commit, so it cannot be stale; and a split drops only
-        // what its halves replace, which is no eviction.
+        // Nothing happens between plan and commit, so the commit cannot be stale. What it drops is a
+        // split segment, replaced by its halves: that is not an eviction.
         self.commit(plan.id, stamp)?;
         Ok(Inserted { length: plan.length, new_tokens: plan.length - plan.matched, evicted })
     }
 
-    /// The usual cases without a plan's copy of the key: all of it is held, or nothing is cut and all
-    /// of it fits. `None`, and nothing changed, in any other.
+    /// Handles the usual cases without copying the key into a plan: all of it is held, or all of it fits
+    /// without a split. Returns `None` in any other case, and changes nothing.
     fn append(&mut self, request: &StoreRequest<'_>, stamp: u64) -> Result<Option<Inserted>, Error> {
         let query = &request.query;
         query.check_length()?;

@@ -1,30 +1,30 @@
-//! Where new tokens belong, whether that is still so, and the lease that sees to it.
+//! Where new tokens go, whether that place is unchanged, and the lease that protects it.
 
 use crate::dropped::Dropped;
 use crate::ids::{LeaseId, NodeId, PlanId, TreeId};
 use crate::index::PrefixIndex;
 use crate::lease::Lease;
 use crate::radix::walk::{Walk, upward, walk};
-use crate::store::under_way::{Cut, Draft, Place};
+use crate::store::in_flight::{Cut, Draft, Place};
 
 impl PrefixIndex {
-    /// The place of what goes on after a walk, to a length in tokens.
+    /// The place of the tokens after a walk, up to `length`.
     pub(super) fn place_after(&self, walked: &Walk, length: usize) -> Place {
         let (node, at) = (&self.trees.arena[walked.node], walked.inside(&self.trees.arena));
         let cut = (at < node.len()).then_some(Cut { segment: node.segment, at });
         Place { from: walked.matched, node: walked.node, cut, length }
     }
 
-    /// The draft, if its lease is still held and its place what it was.
+    /// The draft, if its lease is still live and its place unchanged.
     pub(super) fn valid_draft(&self, id: PlanId) -> Option<&Draft> {
         let draft = self.drafts.get(id)?;
         let leased = draft.lease.is_none_or(|lease| self.leases.is_live(lease));
-        (leased && self.place_now(draft).is_some()).then_some(draft)
+        (leased && self.current_place(draft).is_some()).then_some(draft)
     }
 
-    /// Where a draft's tokens belong now, if the tree around that place is what it was. A node that was
-    /// to be split and has been joined with another has a new segment.
-    pub(super) fn place_now(&self, draft: &Draft) -> Option<Place> {
+    /// A draft's place in the tree now, if the tree around it is unchanged. Comparing the segment detects a
+    /// node that was to be split but has been joined with another.
+    pub(super) fn current_place(&self, draft: &Draft) -> Option<Place> {
         let Place { from, cut, length, .. } = draft.place;
         let tree = self.trees.forest.find(&draft.namespace, draft.layout, draft.checkpoint.is_some());
         let place = match tree {
@@ -37,7 +37,7 @@ impl PrefixIndex {
         (place.from == from && place.cut == cut).then_some(place)
     }
 
-    /// Leases the path to the place's node and the deepest checkpoint before the divergence.
+    /// Leases the path to the place's node, and the deepest checkpoint before the divergence.
     pub(super) fn protect(&mut self, tree: Option<TreeId>, place: &Place) -> Option<LeaseId> {
         let (tree, arena) = (tree?, &self.trees.arena);
         if arena[place.node].is_root() {
@@ -51,8 +51,8 @@ impl PrefixIndex {
         Some(id)
     }
 
-    /// Ends a draft's hold on the tree.
-    pub(super) fn let_go(&mut self, draft: &Draft, dropped: &mut Dropped) {
+    /// Releases a draft's lease and media.
+    pub(super) fn release_draft(&mut self, draft: &Draft, dropped: &mut Dropped) {
         if !draft.cuts.is_empty() {
             self.trees.media.release(&draft.keys);
         }

@@ -1,4 +1,4 @@
-//! What a store asks for, and what it is answered.
+//! The request and result types of a store.
 
 use crate::dropped::Dropped;
 use crate::ids::{CheckpointId, LayoutId, PlanId, SegmentId};
@@ -6,36 +6,37 @@ use crate::keys::query::Query;
 use crate::trees::grow::SegmentShape;
 use crate::trees::join::Joined;
 
-/// The figures of a checkpoint that is to be stored.
+/// The size of a checkpoint to store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CheckpointSpec {
     /// Bytes of its arrays.
     pub nbytes: u64,
     /// Number of its arrays.
     pub buffers: u32,
-    /// Only full-attention and sliding-window layers, and no window has rotated: it serves shorter lengths too.
+    /// There are only full-attention and sliding-window layers and no window has rotated, so the
+    /// checkpoint serves shorter lengths too.
     pub trimmable: bool,
 }
 
-/// What is to be stored: `query` is the key, as long as the KV.
+/// A request to store `query`, which is as long as the KV.
 #[derive(Clone, Copy, Debug)]
 pub struct StoreRequest<'a> {
-    /// What must never mix with other namespaces.
+    /// The namespace. Namespaces never share entries.
     pub namespace: &'a str,
-    /// Which of the namespace's trees.
+    /// The layout of the KV.
     pub layout: LayoutId,
     /// The key.
     pub query: Query<'a>,
-    /// Bytes of all full-attention layers for one token.
+    /// Bytes per token over all full-attention layers.
     pub bytes_per_token: u64,
-    /// Arrays of one segment.
+    /// Arrays per segment.
     pub segment_buffers: u32,
-    /// The state after the last token; `None` where all layers are full-attention layers.
+    /// The checkpoint after the last token; `None` if all layers are full-attention layers.
     pub checkpoint: Option<CheckpointSpec>,
-    /// Counted by label in the statistics.
+    /// The label to count this store under in the statistics.
     pub label: u16,
-    /// Where the prompt ends and the answer begins, if the caller knows: the checkpoint there is kept
-    /// as long as the newest.
+    /// Where the prompt ends and the answer begins, if the caller knows. Thinning spares the checkpoint
+    /// there, as it does the newest.
     pub prompt: Option<usize>,
 }
 
@@ -49,7 +50,7 @@ impl StoreRequest<'_> {
     }
 }
 
-/// A segment to be copied.
+/// A segment to copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NewSegment {
     /// Its id.
@@ -60,10 +61,10 @@ pub struct NewSegment {
     pub end: usize,
 }
 
-/// A segment to be replaced by copies of its two halves.
+/// A segment to replace by copies of its two halves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Split {
-    /// The segment that is cut. It stays usable until the commit reports it as dropped.
+    /// The segment to cut. It stays usable until the commit reports it as dropped.
     pub old: SegmentId,
     /// Id of the first half.
     pub upper: SegmentId,
@@ -73,58 +74,58 @@ pub struct Split {
     pub at: usize,
 }
 
-/// A store that has room.
+/// A store with its room reserved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// For commit or abort.
+    /// Pass this to commit or abort.
     pub id: PlanId,
-    /// Tokens that will be held for the key: less than asked where not all of it fits.
+    /// Tokens that will be held for the key; fewer than requested if not all of them fit.
     pub length: usize,
-    /// Tokens that are held already.
+    /// Tokens already held.
     pub matched: usize,
     /// What to copy, in order.
     pub segments: Vec<NewSegment>,
-    /// What to cut.
+    /// The segment to split.
     pub split: Option<Split>,
     /// Id of the checkpoint to copy.
     pub checkpoint: Option<CheckpointId>,
 }
 
-/// The outcome of planning. What was evicted to make room is returned next to it.
+/// The outcome of planning.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Planned {
     /// Copy, then commit.
     Ready(Plan),
-    /// All of it is held; it is the most recently used now. What was joined on its path.
+    /// The whole key is held, and is now the most recently used. Lists what was joined on its path.
     Already(Vec<Joined>),
-    /// It does not fit next to what is protected; nothing was evicted.
+    /// It does not fit alongside what is leased and reserved. Nothing was evicted.
     TooLarge,
-    /// The key is empty, or ends inside a media span where nothing before it can be kept.
+    /// The key is empty, or ends inside a media span and nothing before the span can be kept.
     InsideMedia,
 }
 
 /// The outcome of a commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Committed {
-    /// The tree changed in between and nothing was stored: plan again.
+    /// The tree changed since the plan, and nothing was stored: plan again.
     pub stale: bool,
-    /// What a split and the checkpoints' retention replaced. No eviction.
+    /// What a split replaced, and what thinning of checkpoints dropped. These are not evictions.
     pub dropped: Dropped,
-    /// Segments, old or of this store, that are one now.
+    /// Segments, old or of this store, that were joined.
     pub joined: Vec<Joined>,
 }
 
-/// A store whose place is found and protected.
+/// A store whose place is found and leased.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drafted {
-    /// For settle, promise and abort.
+    /// Pass this to settle, promise or abort.
     pub id: PlanId,
-    /// Tokens that are held already.
+    /// Tokens already held.
     pub matched: usize,
-    /// Tokens that can be held for the key next to what is protected; 0 where it does not fit.
+    /// Tokens that fit for the key alongside what is leased and reserved; 0 if it does not fit.
     pub length: usize,
-    /// Tokens that can be held if the node that the key diverges in is given up and its matched
-    /// tokens are copied again; 0 where there is no such node, or somebody else holds it.
+    /// Tokens that fit if the node in which the key diverges is dropped and its matched tokens are
+    /// copied again; 0 if there is no such node, or another lease holds it.
     pub length_recopied: usize,
 }
 
@@ -133,8 +134,8 @@ pub struct Drafted {
 pub enum Outcome {
     /// Settle, promise, copy, commit.
     Open(Drafted),
-    /// All of it is held; it is the most recently used now. What was joined on its path.
+    /// The whole key is held, and is now the most recently used. Lists what was joined on its path.
     Already(Vec<Joined>),
-    /// The key is empty, or ends inside a media span where nothing before it can be kept.
+    /// The key is empty, or ends inside a media span and nothing before the span can be kept.
     InsideMedia,
 }

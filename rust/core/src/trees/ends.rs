@@ -1,26 +1,27 @@
-//! Where stores ended, and which of the stored sequences are *entries*: those that no other one covers.
+//! Where stores ended, and which stored sequences are *entries*: those that no other sequence covers.
 //!
-//! In a tree of full-attention layers a longer sequence serves all that a shorter one on its path does, so
-//! an entry is a sequence that no other stored one extends. In a tree with checkpoints every sequence is
-//! served by a checkpoint of its own, and is an entry. This is what mlx-lm's prompt cache counts and limits.
+//! In a tree of full-attention layers a longer sequence serves every lookup that a shorter one on its path
+//! does, so an entry is a sequence that no other one extends. In a tree with checkpoints every sequence
+//! needs a checkpoint of its own, so each is an entry. mlx-lm's prompt cache counts and limits the same
+//! thing.
 //!
-//! So a node has one entry at most: its last end, unless a child leads to an end. Each node knows of each
-//! child whether it does; `announce` keeps that, in amortised O(1) a call: what it clears once, a store on
-//! that path has set once.
+//! Hence in a tree of full-attention layers a node has at most one entry: its last end, unless there is an
+//! end at or below one of its children. Each node knows for which children that is so; `propagate` maintains
+//! this in amortised O(1) per call, since it clears a flag at most once per store that set it.
 
 use crate::ids::NodeId;
-use crate::radix::children::Leads;
+use crate::radix::children::Summary;
 use crate::radix::node::{End, Node};
 use crate::trees::Trees;
 
-/// The entry that a node has, if a number of its children lead to an end: its label.
+/// The label of a node's entry, if it has one; `ended` of its children have an end at or below them.
 pub(crate) fn entry(node: &Node, checkpointed: bool, ended: usize) -> Option<u16> {
     let last = node.ends().iter().max_by_key(|end| end.at)?;
     (checkpointed || ended == 0).then_some(last.label)
 }
 
 impl Trees {
-    /// Notes that a store ended after `at` keys of the node. A later label replaces an earlier.
+    /// Records that a store ended after `at` keys of the node. A later label replaces an earlier one.
     pub(crate) fn add_end(&mut self, id: NodeId, at: usize, label: u16) {
         let at = at as u32;
         self.change_ends(id, |ends| {
@@ -28,20 +29,20 @@ impl Trees {
             ends.push(End { at, label });
             (old.into_iter().collect(), Some(label))
         });
-        self.announce(id, self.arena[id].leads());
+        self.propagate(id, self.arena[id].summary());
     }
 
-    /// Forgets ends of a node; the nodes above are not told.
-    pub(super) fn remove_ends(&mut self, id: NodeId, gone: impl Fn(&End) -> bool) {
+    /// Removes ends of a node without updating the nodes above.
+    pub(super) fn remove_ends(&mut self, id: NodeId, remove: impl Fn(&End) -> bool) {
         if self.arena[id].ends.is_some() {
             self.change_ends(id, |ends| {
-                let removed = ends.extract_if(.., |end| gone(end)).map(|end| end.label).collect();
+                let removed = ends.extract_if(.., |end| remove(end)).map(|end| end.label).collect();
                 (removed, None)
             });
         }
     }
 
-    /// Changes a node's ends; `change` returns the labels of those that it removed and added.
+    /// Changes a node's ends; `change` returns the labels it removed and the one it added.
     fn change_ends(&mut self, id: NodeId, change: impl FnOnce(&mut Vec<End>) -> (Vec<u16>, Option<u16>)) {
         let before = self.entry(id);
         let (removed, added) = self.arena.alter(id, |node| {
@@ -81,16 +82,16 @@ impl Trees {
         }
     }
 
-    /// Lets the nodes above know what is at or below this one. Where one learns nothing new, those above
-    /// it do not either.
-    pub(super) fn announce(&mut self, mut id: NodeId, mut leads: Leads) {
+    /// Updates the nodes above with what is at or below this one. Stops at the first node whose own summary
+    /// does not change.
+    pub(super) fn propagate(&mut self, mut id: NodeId, mut summary: Summary) {
         while !self.arena[id].is_root() {
             let (key, parent) = (self.arena[id].keys[0], self.arena[id].parent);
-            let (before, entry) = (self.arena[parent].leads(), self.entry(parent));
-            self.arena.alter(parent, |parent| parent.children.set_leads(key, leads));
+            let (before, entry) = (self.arena[parent].summary(), self.entry(parent));
+            self.arena.alter(parent, |parent| parent.children.set_summary(key, summary));
             self.recount_entry(parent, entry);
-            (id, leads) = (parent, self.arena[parent].leads());
-            if leads == before {
+            (id, summary) = (parent, self.arena[parent].summary());
+            if summary == before {
                 return;
             }
         }

@@ -1,4 +1,4 @@
-//! Trees that grow: new leaves, splits, checkpoints.
+//! Growing trees: new leaves, splits, checkpoints.
 
 use crate::ids::{NodeId, SegmentId};
 use crate::keys::token::any_media;
@@ -6,7 +6,7 @@ use crate::order::policy::EvictionPolicy;
 use crate::radix::node::{Checkpoint, End, Node, Run};
 use crate::trees::Trees;
 
-/// A segment's figures, the same for every node that a store adds.
+/// Size and label of a segment, the same for every node that a store adds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SegmentShape {
     pub(crate) bytes_per_token: u64,
@@ -15,8 +15,8 @@ pub(crate) struct SegmentShape {
 }
 
 impl Trees {
-    /// Hangs a new leaf under `parent`. O(1), with `media` (some key may be a media key) O(len).
-    /// The leaf is not in the eviction policy yet.
+    /// Adds a leaf under `parent`. The leaf is not in the eviction policy yet. O(1), or O(len) with
+    /// `media`, which says that some keys may be media keys.
     pub(crate) fn add_leaf(
         &mut self,
         parent: NodeId,
@@ -38,15 +38,15 @@ impl Trees {
         }
         let id = self.arena.add(node);
         self.arena.alter(parent, |parent| parent.children.set(first, id));
-        self.count_segment(id);
+        self.charge_segment(id);
         self.forest.get_mut(tree).nodes += 1;
         id
     }
 
-    /// Splits a node after its first `at` keys. The lower half keeps its id, children, checkpoint
-    /// and leases; the new upper half is leased as often. The node is leased by the store that
-    /// splits it, so neither half is in the eviction policy. The caller copies the halves whole, so
-    /// each has one part. O(len) for the keys' copy.
+    /// Splits a node after its first `at` keys. The lower half keeps the id, children, checkpoint and
+    /// leases; the new upper half gets the same number of leases. The store that splits the node leases
+    /// it, so neither half is in the eviction policy. The caller copies each half whole, so each has one
+    /// part. O(len), to copy the keys.
     pub(crate) fn split(
         &mut self,
         lower: NodeId,
@@ -54,10 +54,10 @@ impl Trees {
         upper_segment: SegmentId,
         lower_segment: SegmentId,
     ) -> NodeId {
-        self.discount_segment(lower);
+        self.uncharge_segment(lower);
         let node = &self.arena[lower];
         let (tree, parent, start) = (node.tree, node.parent, node.start());
-        debug_assert!(node.leases > 0, "a node is split by the store that leases it");
+        debug_assert!(node.leases > 0, "the store that splits a node must lease it");
         let first = node.keys[0];
         let mut upper = Node::new(tree, parent, start as u32, node.keys[..at].into());
         upper.children.set(node.keys[at], lower);
@@ -75,7 +75,7 @@ impl Trees {
         let (above, below): (Vec<End>, Vec<End>) = node.ends().iter().partition(|end| end.at <= at);
         let below = below.iter().map(|end| End { at: end.at - at, ..*end }).collect();
         upper.set_ends(above);
-        let (above, below_labels) = cut_labels(node, at);
+        let (above, below_labels) = split_labels(node, at);
         upper.set_labels(above);
 
         let upper = self.arena.add(upper);
@@ -89,26 +89,27 @@ impl Trees {
             node.segment = lower_segment;
             node.parts = 1;
         });
-        let (first, leads) = (self.arena[lower].keys[0], self.arena[lower].leads());
-        self.arena.alter(upper, |upper| upper.children.set_leads(first, leads));
+        let (first, summary) = (self.arena[lower].keys[0], self.arena[lower].summary());
+        self.arena.alter(upper, |upper| upper.children.set_summary(first, summary));
         self.forest.get_mut(tree).nodes += 1;
-        self.count_segment(upper);
-        self.count_segment(lower);
+        self.charge_segment(upper);
+        self.charge_segment(lower);
         self.order.fork(&mut self.arena, upper, lower);
         upper
     }
 
-    /// O(nodes on the path) for a trimmable one, else O(1). The unit is not in the eviction policy yet.
+    /// Adds a checkpoint to a node. Its unit is not in the eviction policy yet. O(nodes on the path) if it
+    /// is trimmable, else O(1).
     pub(crate) fn add_checkpoint(&mut self, id: NodeId, checkpoint: Checkpoint) {
         let (tree, label) = (self.arena[id].tree, self.arena[id].label);
-        self.count(tree, label, checkpoint.amount());
+        self.charge(tree, label, checkpoint.amount());
         self.arena.alter(id, |node| node.checkpoint = Some(Box::new(checkpoint)));
-        self.announce(id, self.arena[id].leads());
+        self.propagate(id, self.arena[id].summary());
     }
 }
 
-/// The labels of a node's first `at` tokens, and of the others.
-fn cut_labels(node: &Node, at: u32) -> (Vec<Run>, Vec<Run>) {
+/// The labels of a node's first `at` tokens, and of the rest.
+fn split_labels(node: &Node, at: u32) -> (Vec<Run>, Vec<Run>) {
     let (mut above, mut below) = (Vec::new(), Vec::new());
     let mut start = 0;
     for run in node.labels() {

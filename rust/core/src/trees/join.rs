@@ -1,36 +1,36 @@
-//! Nodes that were split and whose branches are gone become one node again.
+//! Joins nodes that were split once the branch between them is gone.
 //!
-//! Otherwise a caller that branches off at each token of a prompt would leave it in pieces of one token
-//! for good. Joining copies no array and needs no room: the node's segment then consists of the parts
-//! that its predecessors had, until the caller has rewritten them into fewer.
+//! Otherwise a caller that branches off at each token of a prompt would leave it in one-token pieces for
+//! good. Joining copies no arrays and needs no room: the new segment consists of the parts of the old
+//! ones, until the caller rewrites them into fewer.
 
 use crate::ids::{IdSource, NodeId, SegmentId};
-use crate::order::policy::Leaving;
+use crate::order::policy::Removal;
 use crate::radix::node::{End, Run};
 use crate::trees::Trees;
 
-/// A node is not kept apart for the end of a store while it is shorter than this part of a block.
-const CRUMB: usize = 16;
+/// Nodes that together have at most `grain / SMALL` tokens are joined even across the end of a store.
+const SMALL: usize = 16;
 
-/// Segments that became one, in the order of their tokens.
+/// Segments that were joined into one, in token order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Joined {
-    /// The id of the whole.
+    /// Id of the joined segment.
     pub segment: SegmentId,
-    /// The ids of what it consists of; they are reported as gone here and nowhere else.
+    /// Ids of the segments it replaces. They are reported here only, not as dropped.
     pub replaced: Vec<SegmentId>,
 }
 
 impl Trees {
-    /// Joins what can be joined on the path down to `bottom`. O(nodes on the path, and the keys of
-    /// those that are joined).
+    /// Joins all nodes on the path down to `bottom` that can be joined. O(nodes on the path and keys of
+    /// the joined nodes).
     pub(crate) fn join_path(&mut self, bottom: NodeId, grain: usize, ids: &mut IdSource) -> Vec<Joined> {
         let mut joined = Vec::new();
         let mut at = bottom;
         while !self.arena[at].is_root() {
             let mut run = vec![at];
             let (mut top, mut tokens) = (at, self.arena[at].len());
-            while self.joins_parent(top, tokens, grain) {
+            while self.can_join_parent(top, tokens, grain) {
                 top = self.arena[top].parent;
                 tokens += self.arena[top].len();
                 run.push(top);
@@ -44,11 +44,11 @@ impl Trees {
         joined
     }
 
-    /// Whether a node, joined with those below it to `tokens` tokens, and its parent can be one: nothing
-    /// else hangs on the parent, no lease and no checkpoint ends there, and both lie in one block of
-    /// `grain` tokens. Where a store ended between them they stay apart, so that eviction can take the
-    /// later turn alone, unless they are so small that this would leave a prompt in crumbs.
-    fn joins_parent(&self, id: NodeId, tokens: usize, grain: usize) -> bool {
+    /// Whether a node can be joined with its parent; `tokens` counts the node and those below it in the
+    /// same join. The parent must have no other child, no checkpoint and no lease that ends there, and
+    /// both must lie in one block of `grain` tokens. A store that ended between them keeps them apart, so
+    /// that eviction can take the later turn alone, unless they are so small that prompts would fragment.
+    fn can_join_parent(&self, id: NodeId, tokens: usize, grain: usize) -> bool {
         let node = &self.arena[id];
         let parent = &self.arena[node.parent];
         !parent.is_root()
@@ -57,18 +57,18 @@ impl Trees {
             && parent.leases == node.leases
             && (parent.bytes_per_token, parent.buffers) == (node.bytes_per_token, node.buffers)
             && parent.start() / grain == (node.end as usize - 1) / grain
-            && (parent.len() + tokens <= grain / CRUMB
+            && (parent.len() + tokens <= grain / SMALL
                 || !parent.ends().iter().any(|end| end.at as usize == parent.len()))
     }
 
-    /// Makes one node of `run`, from the top down. It keeps the lowest one's id, children, checkpoint
-    /// and place in the eviction policy. All of them are leased by the same leases.
+    /// Joins the nodes of `run`, listed from the top down, into one. It keeps the id, children, checkpoint
+    /// and eviction-policy placement of the lowest. All of them have the same leases.
     fn join(&mut self, run: &[NodeId], segment: SegmentId) -> Joined {
         let mut replaced = Vec::with_capacity(run.len());
         let (mut keys, mut ends, mut runs) = (Vec::new(), Vec::new(), Vec::new());
         let (mut parts, mut media) = (0, false);
         for &id in run {
-            self.discount_segment(id);
+            self.uncharge_segment(id);
             let node = &self.arena[id];
             let offset = keys.len() as u32;
             replaced.push(node.segment);
@@ -82,11 +82,11 @@ impl Trees {
             }
         }
         let (Some((&bottom, above)), top) = (run.split_last(), run[0]) else {
-            unreachable!("a run of no nodes was joined")
+            unreachable!("cannot join an empty run of nodes")
         };
         let (tree, parent, first) = (self.arena[top].tree, self.arena[top].parent, keys[0]);
         for &id in above {
-            self.unlist(id, Leaving::Removed);
+            self.unlist(id, Removal::Removed);
             self.arena.remove(id);
         }
         if media {
@@ -100,14 +100,14 @@ impl Trees {
         });
         self.arena.alter(parent, |parent| parent.children.set(first, bottom));
         self.forest.get_mut(tree).nodes -= above.len() as u64;
-        self.count_segment(bottom);
+        self.charge_segment(bottom);
         Joined { segment, replaced }
     }
 
-    /// The caller has rewritten a node's segment into this number of parts.
+    /// Records that the caller has rewritten a node's segment into `parts` parts.
     pub(crate) fn set_parts(&mut self, id: NodeId, parts: u32) {
-        self.discount_segment(id);
+        self.uncharge_segment(id);
         self.arena[id].parts = parts;
-        self.count_segment(id);
+        self.charge_segment(id);
     }
 }

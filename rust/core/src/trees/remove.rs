@@ -1,13 +1,13 @@
-//! Trees that shrink: leaves, subtrees, checkpoints, and KV that nothing needs any longer.
+//! Shrinking trees: removes leaves, subtrees, checkpoints, and KV that is no longer needed.
 
 use crate::dropped::Dropped;
 use crate::ids::{NodeId, TreeId};
-use crate::order::policy::Leaving;
-use crate::radix::children::{Children, Leads};
+use crate::order::policy::Removal;
+use crate::radix::children::{Children, Summary};
 use crate::trees::Trees;
 
 impl Trees {
-    /// Ends what void leases hold of a node and its checkpoint. O(1).
+    /// Clears the leases on a node and its checkpoint, which are void. O(1).
     pub(crate) fn unlease(&mut self, id: NodeId) {
         let node = &mut self.arena[id];
         if std::mem::take(&mut node.leases) > 0 {
@@ -21,28 +21,27 @@ impl Trees {
         }
     }
 
-    /// Removes a node without children, with its checkpoint. Amortised O(1).
+    /// Removes a leaf and its checkpoint. Amortised O(1).
     pub(crate) fn remove_leaf(&mut self, id: NodeId, dropped: &mut Dropped) {
         debug_assert!(self.arena[id].children.is_empty() && self.arena[id].leases == 0);
         if self.arena[id].checkpoint.is_some() {
             self.remove_checkpoint(id, dropped);
         }
         let (parent, first) = (self.arena[id].parent, self.arena[id].keys[0]);
-        self.announce(id, Leads::default());
+        self.propagate(id, Summary::default());
         self.remove_node(id, dropped);
         self.arena.alter(parent, |parent| parent.children.remove(first));
     }
 
-    /// Removes a subtree; its leases, if any, are void. O(nodes).
+    /// Removes a subtree; any leases on it must be void. O(nodes).
     pub(crate) fn remove_subtree(&mut self, top: NodeId, dropped: &mut Dropped) {
         let (parent, first) = (self.arena[top].parent, self.arena[top].keys[0]);
-        self.announce(top, Leads::default());
+        self.propagate(top, Summary::default());
         self.remove_nodes(self.postorder(top), dropped);
         self.arena.alter(parent, |parent| parent.children.remove(first));
     }
 
-    /// Removes all nodes of a tree but its root; its leases are void.
-    /// O(nodes).
+    /// Removes all nodes of a tree but its root; any leases on it must be void. O(nodes).
     pub(crate) fn empty_tree(&mut self, tree: TreeId, dropped: &mut Dropped) {
         let root = self.forest.get(tree).root;
         let mut nodes = self.postorder(root);
@@ -52,7 +51,7 @@ impl Trees {
     }
 
     fn remove_nodes(&mut self, mut nodes: Vec<NodeId>, dropped: &mut Dropped) {
-        // As they lie in memory: in a table's order each is another cache miss, four times the time.
+        // In memory order: in hash-table order each node is a cache miss, which takes four times as long.
         nodes.sort_unstable();
         for id in nodes {
             let node = &self.arena[id];
@@ -63,11 +62,11 @@ impl Trees {
         }
     }
 
-    /// Removes a node without checkpoint. Its parent still lists it as a child.
+    /// Removes a node that has no checkpoint. Its parent still lists it as a child.
     fn remove_node(&mut self, id: NodeId, dropped: &mut Dropped) {
         self.remove_ends(id, |_| true);
-        self.unlist(id, Leaving::Removed);
-        let amount = self.discount_segment(id);
+        self.unlist(id, Removal::Removed);
+        let amount = self.uncharge_segment(id);
         let node = self.arena.remove(id);
         if node.media {
             self.media.release(&node.keys);
@@ -77,32 +76,32 @@ impl Trees {
         dropped.amount += amount;
     }
 
-    /// Removes the tree if its root has no child left.
+    /// Removes the tree if its root has no children.
     pub(crate) fn remove_if_empty(&mut self, tree: TreeId) {
         if self.arena[self.forest.get(tree).root].children.is_empty() {
             self.forest.remove(&mut self.arena, tree);
         }
     }
 
-    /// Removes a node's checkpoint, and the end of a store that it was; its KV stays.
+    /// Removes a node's checkpoint, and the end of the store it belongs to. The node's KV stays.
     pub(crate) fn remove_checkpoint(&mut self, id: NodeId, dropped: &mut Dropped) {
         self.take_checkpoint(id, dropped);
-        self.announce(id, self.arena[id].leads());
+        self.propagate(id, self.arena[id].summary());
     }
 
-    /// As `remove_checkpoint`, without a word to the nodes above.
+    /// Like `remove_checkpoint`, without updating the nodes above.
     fn take_checkpoint(&mut self, id: NodeId, dropped: &mut Dropped) {
         let Some(checkpoint) = self.arena.alter(id, |node| node.checkpoint.take()) else { return };
-        self.unlist(id, Leaving::Removed);
+        self.unlist(id, Removal::Removed);
         let amount = checkpoint.amount();
         let (tree, label, len) = (self.arena[id].tree, self.arena[id].label, self.arena[id].len());
-        self.discount(tree, label, amount);
+        self.uncharge(tree, label, amount);
         self.remove_ends(id, |end| end.at as usize == len);
         dropped.checkpoints.push(checkpoint.id);
         dropped.amount += amount;
     }
 
-    /// In a tree with checkpoints: removes KV that no checkpoint, lease or branch needs, from a node up.
+    /// In a tree with checkpoints, removes KV that no checkpoint, lease or branch needs, from a node up.
     pub(crate) fn prune(&mut self, mut id: NodeId, dropped: &mut Dropped) {
         loop {
             let node = &self.arena[id];

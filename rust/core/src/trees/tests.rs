@@ -1,4 +1,4 @@
-//! The hash of a path through a tree that is split, joined, evicted from and filled again.
+//! Path hashes in a tree that splits, joins, evicts and refills.
 
 use proptest::prelude::*;
 
@@ -9,7 +9,7 @@ use crate::keys::media::{Span, path_hash};
 use crate::keys::query::Query;
 use crate::radix::walk::walk;
 
-/// What the hash of a prompt's first tokens is, by its tokens alone.
+/// The hash of a prompt's first tokens, computed from the tokens alone.
 fn expected(namespace: &str, tokens: &[u32]) -> PathHash {
     let mut hasher = PathHasher::new(&HashKey::default(), namespace, &0_u64.to_le_bytes());
     hasher.extend(tokens, |_| unreachable!("there are no media"));
@@ -23,10 +23,10 @@ fn prompts() -> impl Strategy<Value = Vec<(bool, Vec<u32>, u64)>> {
 
 proptest! {
     #[test]
-    fn the_hash_of_a_path_does_not_depend_on_how_it_came_to_be(prompts in prompts(), segment_tokens in 1_usize..20) {
+    fn path_hashes_do_not_depend_on_history(prompts in prompts(), segment_tokens in 1_usize..20) {
         let mut index = PrefixIndex::new(Limits { segment_tokens, ..Limits::default() });
-        for (other, tokens, evicted) in &prompts {
-            let namespace = if *other { "b" } else { "a" };
+        for (second, tokens, evicted) in &prompts {
+            let namespace = if *second { "b" } else { "a" };
             index.insert(namespace, &Query::tokens(tokens), 1, 0).unwrap();
             let tree = index.trees.forest.of(namespace)[0];
             let root = index.trees.forest.get(tree).root;
@@ -43,7 +43,7 @@ proptest! {
     }
 }
 
-/// Media count by what they are: another index, which gave the same content another id, has the same hash.
+/// Media are hashed by content: another index, in which the content has another id, gives the same hash.
 #[test]
 fn a_content_has_the_same_hash_under_another_id() {
     let hash = |before: &[&[u8]]| {

@@ -1,6 +1,6 @@
-//! A call among many prompts, children, namespaces or leases looks at as much as among few.
+//! A call does the same work whether there are many or few prompts, children, namespaces or leases.
 
-use super::LOOKED_AT;
+use super::VISITS;
 use crate::dropped::Dropped;
 use crate::evict::Need;
 use crate::ids::{LayoutId, LeaseId};
@@ -10,7 +10,7 @@ use crate::keys::query::Query;
 use crate::store::request::{CheckpointSpec, Planned, StoreRequest};
 
 const FEW: u32 = 1_000;
-/// Debug builds take seconds for more.
+/// Kept small in debug builds, which would take seconds for more.
 const MANY: u32 = if cfg!(debug_assertions) { 20_000 } else { 1_000_000 };
 
 const SYSTEM: [u32; 40] = [7; 40];
@@ -38,12 +38,12 @@ fn store(index: &mut PrefixIndex, request: &StoreRequest<'_>) {
     }
 }
 
-/// The key of a chat on the shared system prompt.
+/// The key of a chat that starts with the shared system prompt.
 fn chat(which: u32) -> Vec<u32> {
     [&SYSTEM[..], &[1_000_000 + which, 8]].concat()
 }
 
-/// Chats below one node: text, or with windows that can be trimmed.
+/// Chats below one node: full-attention layers, or windows that can be trimmed.
 fn chats(count: u32, windows: bool) -> PrefixIndex {
     let mut index = index();
     (0..count).for_each(|which| store(&mut index, &request("", &chat(which), windows)));
@@ -56,7 +56,7 @@ fn namespaces(count: u32) -> PrefixIndex {
     index
 }
 
-/// With a lease on the prompt of each namespace but the last, and ten on the first.
+/// Namespaces with a lease on the prompt of each but the last, and ten on the first.
 fn leases(count: u32) -> PrefixIndex {
     let mut index = namespaces(count);
     for which in (0..count - 1).chain([0; 9]) {
@@ -72,16 +72,16 @@ fn plans(count: u32) -> PrefixIndex {
 }
 
 fn counted(index: &mut PrefixIndex, call: impl FnOnce(&mut PrefixIndex)) -> u64 {
-    LOOKED_AT.set(0);
+    VISITS.set(0);
     call(index);
-    LOOKED_AT.get()
+    VISITS.get()
 }
 
 type Call = (&'static str, fn(&mut PrefixIndex));
 
 const CALLS: &[Call] = &[
-    ("lookup of what is shared", |index| drop(index.match_prefix("", &shared().0, 41, None))),
-    ("lookup of one", |index| drop(index.match_prefix("", &Query::tokens(&chat(3)), 41, Some(1)))),
+    ("lookup of the shared prefix", |index| drop(index.match_prefix("", &shared().0, 41, None))),
+    ("lookup of one chat", |index| drop(index.match_prefix("", &Query::tokens(&chat(3)), 41, Some(1)))),
     ("acquire and release", |index| {
         if let Some(lease) = index.acquire("", &shared().0, 40).unwrap().1.lease {
             index.release(lease, 2);
@@ -90,7 +90,7 @@ const CALLS: &[Call] = &[
     ("take", |index| drop(index.take("", &Query::tokens(&chat(5)), 42))),
     ("store", |index| store(index, &request("", &chat(2_000_000), false))),
     ("store with a checkpoint", |index| store(index, &request("", &chat(2_000_001), true))),
-    ("store of what is held", |index| store(index, &request("", &chat(4), false))),
+    ("store of a held chat", |index| store(index, &request("", &chat(4), false))),
     ("insert", |index| drop(index.insert("", &Query::tokens(&chat(2_000_002)), 1, 3))),
     ("abort", |index| {
         if let Planned::Ready(plan) = index.plan(&request("", &chat(2_000_003), false), 4).unwrap().0 {
@@ -104,7 +104,7 @@ const CALLS: &[Call] = &[
     ("stats", |index| assert!(index.stats().trees.nodes > 0)),
     ("namespace_stats", |index| assert!(index.namespace_stats("nowhere").nodes == 0)),
     ("layouts", |index| drop(index.layouts("7"))),
-    ("figures", |index| {
+    ("counters", |index| {
         let _ = (index.units(), index.leased_bytes(), index.reserved_bytes(), index.free_bytes());
         let _ = (index.nbytes(), index.ntokens(), index.sequences());
     }),
@@ -113,12 +113,12 @@ const CALLS: &[Call] = &[
 ];
 
 fn shared() -> (Query<'static>,) {
-    static ASKED: [u32; 42] = {
+    static KEYS: [u32; 42] = {
         let mut keys = [7; 42];
         (keys[40], keys[41]) = (5, 6);
         keys
     };
-    (Query::tokens(&ASKED),)
+    (Query::tokens(&KEYS),)
 }
 
 fn evict(index: &mut PrefixIndex) -> Dropped {
@@ -136,7 +136,7 @@ const WORLDS: &[World] = &[
 ];
 
 #[test]
-fn no_call_looks_at_more_beside_more() {
+fn work_of_a_call_does_not_grow_with_the_index() {
     for (world, make) in WORLDS {
         let [few, many] = [FEW, MANY].map(|count| {
             let mut index = make(count);
@@ -149,7 +149,7 @@ fn no_call_looks_at_more_beside_more() {
     }
 }
 
-/// What is dropped is looked at a few times, and nothing else.
+/// They visit what they drop a few times, and nothing else.
 #[test]
 fn clear_and_drop_are_linear() {
     for (world, make) in WORLDS {
@@ -159,7 +159,7 @@ fn clear_and_drop_are_linear() {
         });
         assert!(each[1] <= each[0] + 2 && each[1] < 100, "clear of {world}: {each:?} each");
     }
-    // Leases in one tree, and many trees next to it.
+    // The leases are in one tree, with many trees around it.
     let [few, many] = [FEW, MANY].map(|count| {
         let mut index = leases(count);
         counted(&mut index, |index| drop(index.drop_namespace("0")))
@@ -167,9 +167,9 @@ fn clear_and_drop_are_linear() {
     assert!(few.abs_diff(many) <= 2 && many < 200, "{few} and {many}");
 }
 
-/// A thousand contents, one after the other, next to many text nodes: each costs a few looks, amortised.
+/// Stores a thousand contents in turn among few or many text nodes: each costs a few visits, amortised.
 #[test]
-fn new_media_cost_the_same_beside_much_text() {
+fn the_cost_of_new_media_does_not_grow_with_stored_text() {
     let [few, many] = [FEW, MANY].map(|count| {
         let mut index = chats(count, false);
         counted(&mut index, |index| {
@@ -185,7 +185,7 @@ fn new_media_cost_the_same_beside_much_text() {
     assert!(few.abs_diff(many) <= 2 && many < 100, "{few} and {many}");
 }
 
-/// The last one of many keeps little of their memory, whichever it is.
+/// The last entry left of many keeps little memory, whichever it is.
 #[test]
 fn memory_shrinks_with_what_is_held() {
     for windows in [false, true] {

@@ -1,7 +1,7 @@
-//! Applies an operation to an index and to the oracle, and compares all that can be seen.
+//! Applies operations to an index and to the oracle, and compares everything observable.
 //!
-//! It also plays the holder of arrays: what commits gave and drops did not take back is what it
-//! holds, and that, with what open plans copied, is never more than the limit.
+//! It also plays the holder of the arrays: it holds what commits added and drops have not removed. Together
+//! with the copies of open plans, that never exceeds the limit.
 
 mod books;
 mod lookups;
@@ -15,18 +15,18 @@ use kvcache_core::{
 };
 
 use super::index::{Index, Store};
-use super::operations::{Asked, BARE, Operation, Request, Script};
+use super::operations::{BARE, Operation, Request, Script, Target};
 use super::oracle::Oracle;
 use super::prompt::{Part, Prompt};
 
-/// What differs, in words.
+/// An error describes what differs.
 pub(crate) type Outcome = Result<(), String>;
 
 /// The arrays of one segment.
 #[derive(Clone, Copy, Debug, Default)]
 struct Arrays {
     tokens: u64,
-    /// Bytes of one token.
+    /// Bytes per token.
     each: u64,
 }
 
@@ -36,7 +36,7 @@ impl Arrays {
     }
 }
 
-/// A plan, and what was copied for it.
+/// A plan, and the copies made for it.
 struct Open {
     plan: Plan,
     store: Store,
@@ -48,34 +48,34 @@ pub(crate) struct Driver<I> {
     oracle: Oracle,
     limits: Limits,
     clock: u64,
-    /// All stores, also those that came to nothing.
+    /// All stores, including failed ones.
     stored: Vec<Store>,
     drafts: Vec<(PlanId, Store)>,
     open: Vec<Open>,
     ended: Vec<Plan>,
     leases: Vec<LeaseId>,
-    /// Room that was taken outside of stores.
+    /// Room reserved with `reserve_bytes`.
     transient: Vec<(u64, u64)>,
     released: Vec<LeaseId>,
-    /// What `insert` stored is not among them: it gives out no ids.
+    /// Does not include what `insert` stored, which has no ids here.
     segments: HashMap<SegmentId, Arrays>,
     checkpoints: HashMap<CheckpointId, u64>,
-    /// All ids that were ever given out.
-    given: HashSet<u64>,
+    /// All ids ever issued.
+    issued: HashSet<u64>,
 }
 
-fn same<T: PartialEq + Debug>(what: &str, found: &T, expected: &T) -> Outcome {
-    if found == expected {
+fn check_equal<T: PartialEq + Debug>(what: &str, actual: &T, expected: &T) -> Outcome {
+    if actual == expected {
         return Ok(());
     }
-    Err(format!("{what}: found {found:?}, expected {expected:?}"))
+    Err(format!("{what}: {actual:?}, expected {expected:?}"))
 }
 
 fn valid<T>(what: &str, result: Result<T, Error>) -> Result<T, String> {
     result.map_err(|error| format!("{what}: {error}"))
 }
 
-/// Runs a script from the start on an index that `make` makes.
+/// Runs a script on a new index from `make`.
 pub(crate) fn run<I: Index>(script: &Script, make: impl FnOnce(Limits) -> I) -> Outcome {
     let mut driver = Driver::new(script.limits, make(script.limits));
     for (at, step) in script.steps.iter().enumerate() {
@@ -101,7 +101,7 @@ impl<I: Index> Driver<I> {
             released: Vec::new(),
             segments: HashMap::new(),
             checkpoints: HashMap::new(),
-            given: HashSet::new(),
+            issued: HashSet::new(),
         }
     }
 
@@ -109,7 +109,7 @@ impl<I: Index> Driver<I> {
         match operation {
             Operation::Store(request) => {
                 let planned = self.plan(&self.requested(request))?;
-                self.settled()?;
+                self.compare()?;
                 if planned {
                     self.commit(self.open.len() - 1)?;
                 }
@@ -138,23 +138,23 @@ impl<I: Index> Driver<I> {
             }
             Operation::Commit { which, ended: true } if !self.ended.is_empty() => {
                 let id = self.ended[which % self.ended.len()].id;
-                same("commit", &self.index.commit(id, self.clock), &Err(Error::UnknownPlan))?;
+                check_equal("commit", &self.index.commit(id, self.clock), &Err(Error::UnknownPlan))?;
             }
             Operation::Abort { which, ended: true } if !self.ended.is_empty() => {
                 let id = self.ended[which % self.ended.len()].id;
-                same("abort", &self.index.abort(id), &Err(Error::UnknownPlan))?;
+                check_equal("abort", &self.index.abort(id), &Err(Error::UnknownPlan))?;
             }
             Operation::Insert { prompt, bytes_per_token } => self.insert(prompt, *bytes_per_token)?,
-            Operation::Lookup { asked, short, touch } => {
-                let (namespace, prompt) = self.asked(asked);
+            Operation::Lookup { target, short, touch } => {
+                let (namespace, prompt) = self.target(target);
                 self.lookup(&namespace, &prompt, *short, touch.then_some(self.clock))?;
             }
-            Operation::Acquire { asked, short } => {
-                let (namespace, prompt) = self.asked(asked);
+            Operation::Acquire { target, short } => {
+                let (namespace, prompt) = self.target(target);
                 self.acquire(&namespace, &prompt, *short)?;
             }
-            Operation::Take { asked, short } => {
-                let (namespace, prompt) = self.asked(asked);
+            Operation::Take { target, short } => {
+                let (namespace, prompt) = self.target(target);
                 self.take(&namespace, &prompt, *short)?;
             }
             Operation::Release { which, ended: false } if !self.leases.is_empty() => {
@@ -176,36 +176,36 @@ impl<I: Index> Driver<I> {
             }
             Operation::EvictIdle(age) => {
                 let stamp = self.oracle.stamp().saturating_sub(*age);
-                let gone = self.oracle.evict_idle(stamp);
-                same("count_idle", &self.index.count_idle(stamp), &gone.units)?;
-                let found = self.index.evict_idle(stamp);
-                self.dropped("evict_idle", found, gone)?;
+                let removed = self.oracle.evict_idle(stamp);
+                check_equal("count_idle", &self.index.count_idle(stamp), &removed.units)?;
+                let actual = self.index.evict_idle(stamp);
+                self.dropped("evict_idle", actual, removed)?;
             }
             Operation::MakeRoom { nbytes, buffers } => {
-                let gone = self.oracle.make_room(*nbytes, *buffers);
-                let found = self.index.make_room(*nbytes, *buffers);
-                same("make_room", &found.is_some(), &gone.is_some())?;
-                self.dropped("make_room", found.unwrap_or_default(), gone.unwrap_or_default())?;
+                let removed = self.oracle.make_room(*nbytes, *buffers);
+                let actual = self.index.make_room(*nbytes, *buffers);
+                check_equal("make_room", &actual.is_some(), &removed.is_some())?;
+                self.dropped("make_room", actual.unwrap_or_default(), removed.unwrap_or_default())?;
             }
             Operation::Compact { which, segment, parts } => self.compact(*which, *segment, *parts)?,
             Operation::ReserveBytes { nbytes, buffers } => self.reserve_bytes(*nbytes, *buffers)?,
             Operation::UnreserveBytes(which) => self.unreserve_bytes(*which),
             Operation::Drop(namespace) => {
-                let gone = self.oracle.drop_namespace(namespace);
-                let found = self.index.drop_namespace(namespace);
-                self.dropped("drop", found, gone)?;
+                let removed = self.oracle.drop_namespace(namespace);
+                let actual = self.index.drop_namespace(namespace);
+                self.dropped("drop", actual, removed)?;
             }
             Operation::Clear => {
-                let gone = self.oracle.clear();
-                let found = self.index.clear();
-                self.dropped("clear", found, gone)?;
+                let removed = self.oracle.clear();
+                let actual = self.index.clear();
+                self.dropped("clear", actual, removed)?;
             }
             Operation::Invalid { store, at, key } => self.invalid(store, *at, *key)?,
         }
-        self.settled()
+        self.compare()
     }
 
-    /// What an operation stores: itself, or a continuation of one of the latest stores.
+    /// What an operation stores: its own prompt, or a continuation of one of the latest stores.
     fn requested(&self, request: &Request) -> Store {
         let Request { after, store } = request;
         let Some(before) = self.latest(*after) else { return store.clone() };
@@ -220,8 +220,8 @@ impl<I: Index> Driver<I> {
         }
     }
 
-    fn asked(&self, asked: &Asked) -> (String, Prompt) {
-        let Asked { after, namespace, prompt } = asked;
+    fn target(&self, target: &Target) -> (String, Prompt) {
+        let Target { after, namespace, prompt } = target;
         match self.latest(*after) {
             Some(before) => (before.namespace.clone(), before.prompt.then(prompt)),
             None => (namespace.clone(), prompt.clone()),
@@ -232,25 +232,25 @@ impl<I: Index> Driver<I> {
         self.stored.iter().rev().nth(after?).filter(|store| store.prompt.len() < 30)
     }
 
-    fn give(&mut self, id: u64) -> Outcome {
-        if self.given.insert(id) { Ok(()) } else { Err(format!("id {id} was given out before")) }
+    fn issue(&mut self, id: u64) -> Outcome {
+        if self.issued.insert(id) { Ok(()) } else { Err(format!("id {id} is already in use")) }
     }
 
     fn evict(&mut self, need: Need) -> Outcome {
         let counted = self.index.count_units(need);
-        let gone = self.oracle.evict(&need);
-        same("count_units", &counted, &gone.units)?;
-        let found = self.index.evict(need);
-        self.dropped("evict", found, gone)
+        let removed = self.oracle.evict(&need);
+        check_equal("count_units", &counted, &removed.units)?;
+        let actual = self.index.evict(need);
+        self.dropped("evict", actual, removed)
     }
 
     fn insert(&mut self, prompt: &Prompt, each: u64) -> Outcome {
-        let (expected, gone) = self.oracle.insert(BARE, prompt, each, self.clock);
-        let found = valid("insert", self.index.insert(BARE, prompt, each, self.clock))?;
-        let figures = Inserted { evicted: Dropped::default(), ..found };
-        same("insert", &figures, &expected)?;
+        let (expected, removed) = self.oracle.insert(BARE, prompt, each, self.clock);
+        let actual = valid("insert", self.index.insert(BARE, prompt, each, self.clock))?;
+        let counts = Inserted { evicted: Dropped::default(), ..actual };
+        check_equal("insert", &counts, &expected)?;
         self.joined(&[])?;
-        self.dropped("insert's eviction", found.evicted, gone)
+        self.dropped("insert's eviction", actual.evicted, removed)
     }
 
     fn invalid(&mut self, store: &Store, at: usize, key: u32) -> Outcome {
@@ -259,8 +259,8 @@ impl<I: Index> Driver<I> {
         let Some((position, key)) = store.prompt.first_invalid() else { return Ok(()) };
         let expected = Error::InvalidToken { position, key };
         let planned = self.index.plan(&store, self.clock).map(|(planned, _)| planned);
-        same("an invalid token in a store", &planned, &Err(expected.clone()))?;
-        let found = self.index.lookup(&store.namespace, &store.prompt, 9, Some(self.clock));
-        same("an invalid token in a lookup", &found, &Err(expected))
+        check_equal("an invalid token in a store", &planned, &Err(expected.clone()))?;
+        let actual = self.index.lookup(&store.namespace, &store.prompt, 9, Some(self.clock));
+        check_equal("an invalid token in a lookup", &actual, &Err(expected))
     }
 }

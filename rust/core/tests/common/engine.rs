@@ -1,4 +1,4 @@
-//! An engine in small, for the named cases: stores, fetches, and a clock.
+//! A minimal engine for the named cases: stores, fetches, and a clock.
 
 use kvcache_core::{
     CheckpointId, CheckpointSpec, Drafted, Dropped, LeaseId, Limits, Match, Need, Outcome, Plan, Planned,
@@ -13,12 +13,12 @@ pub(crate) struct Engine {
     clock: u64,
 }
 
-/// The tokens `start..end`, each of which occurs once.
+/// The tokens `start..end`, all distinct.
 pub(crate) fn run(start: u32, end: u32) -> Prompt {
     Prompt::text(start..end)
 }
 
-/// A store of full-attention layers, of one byte and one array.
+/// A store of full-attention layers, with one byte per token and one array per segment.
 pub(crate) fn span(namespace: &str, prompt: &Prompt) -> Store {
     Store {
         namespace: namespace.to_owned(),
@@ -32,7 +32,7 @@ pub(crate) fn span(namespace: &str, prompt: &Prompt) -> Store {
     }
 }
 
-/// As [`span`], with a checkpoint of ten bytes.
+/// Like [`span`], with a checkpoint of ten bytes.
 pub(crate) fn hybrid(namespace: &str, prompt: &Prompt, trimmable: bool) -> Store {
     let checkpoint = Some(CheckpointSpec { nbytes: 10, buffers: 1, trimmable });
     Store { layout: 1, checkpoint, ..span(namespace, prompt) }
@@ -59,7 +59,7 @@ impl Engine {
         result
     }
 
-    /// A draft of what is not held yet.
+    /// Drafts a store that is not held yet.
     pub(crate) fn draft(&mut self, store: &Store) -> Drafted {
         let stamp = self.tick();
         match Index::draft(&mut self.index, store, stamp).unwrap() {
@@ -68,7 +68,7 @@ impl Engine {
         }
     }
 
-    /// A plan that has room.
+    /// Plans a store that has room.
     pub(crate) fn ready(&mut self, store: &Store) -> Plan {
         match self.plan(store).0 {
             Planned::Ready(plan) => plan,
@@ -76,7 +76,7 @@ impl Engine {
         }
     }
 
-    /// Whether the plan went through, and what it replaced.
+    /// Commits a plan. Returns whether it was stored, and what it replaced.
     pub(crate) fn commit(&mut self, plan: &Plan) -> (bool, Dropped) {
         let stamp = self.tick();
         let committed = self.index.commit(plan.id, stamp).unwrap();
@@ -89,7 +89,7 @@ impl Engine {
         let (planned, evicted) = self.plan(store);
         let length = match planned {
             Planned::Ready(plan) => {
-                assert!(self.commit(&plan).0, "nothing came between");
+                assert!(self.commit(&plan).0, "nothing happened in between");
                 plan.length
             }
             Planned::Already(_) => store.prompt.len(),
@@ -107,16 +107,16 @@ impl Engine {
         self.store(&hybrid("", prompt, false)).0
     }
 
-    /// What a fetch finds; it refreshes what serves it.
+    /// Looks up what a fetch reuses, and touches it.
     pub(crate) fn fetch(&mut self, namespace: &str, prompt: &Prompt) -> Match {
         let stamp = self.tick();
         let limit = prompt.len().saturating_sub(1);
-        let found = self.index.lookup(namespace, prompt, limit, Some(stamp)).unwrap();
-        assert!(found.length <= limit && found.length <= found.matched);
+        let prefix = self.index.lookup(namespace, prompt, limit, Some(stamp)).unwrap();
+        assert!(prefix.length <= limit && prefix.length <= prefix.matched);
         let peeked = self.index.lookup(namespace, prompt, limit, None).unwrap();
-        assert_eq!(found, peeked, "a touch changed what is found");
+        assert_eq!(prefix, peeked, "a touch must not change the result");
         self.index.validate().unwrap();
-        found
+        prefix
     }
 
     /// Tokens that a fetch reuses.
@@ -124,12 +124,12 @@ impl Engine {
         self.fetch("", prompt).length
     }
 
-    /// Leases what serves the prompt, all of it: the lease, tokens and checkpoint.
+    /// Leases what serves the whole prompt. Returns the lease, its length and its checkpoint.
     pub(crate) fn pin(&mut self, prompt: &Prompt) -> (Option<LeaseId>, usize, Option<(CheckpointId, usize)>) {
-        let (found, scope) = Index::acquire(&mut self.index, "", prompt, prompt.len()).unwrap();
-        assert_eq!(scope.pieces.iter().map(|piece| piece.tokens).sum::<usize>(), found.length);
+        let (prefix, scope) = Index::acquire(&mut self.index, "", prompt, prompt.len()).unwrap();
+        assert_eq!(scope.pieces.iter().map(|piece| piece.tokens).sum::<usize>(), prefix.length);
         self.index.validate().unwrap();
-        (scope.lease, found.length, scope.checkpoint)
+        (scope.lease, prefix.length, scope.checkpoint)
     }
 
     pub(crate) fn release(&mut self, lease: LeaseId) -> Dropped {

@@ -1,13 +1,13 @@
-//! Indexes that are broken on purpose, each in one way.
+//! Indexes with one deliberate fault each.
 //!
-//! A fault sits in what goes into a sound index or comes out of it, so `validate()` never sees
-//! it: what catches it is the comparison with the oracle.
+//! A fault changes the arguments or results of a correct index, so `validate()` cannot see it: only the
+//! comparison with the oracle catches it.
 
 pub(crate) mod names;
 
 use kvcache_core::{
-    Broken, Committed, Dropped, Error, Inserted, LabelAmount, LayoutId, LeaseId, Limits, Match, Need,
-    Outcome, Plan, PlanId, Planned, PrefixIndex, Scope, SegmentId, Stats, Taken, TreeStats,
+    BrokenInvariant, Committed, Dropped, Error, Inserted, LabelAmount, LayoutId, LeaseId, Limits, Match,
+    Need, Outcome, Plan, PlanId, Planned, PrefixIndex, Scope, SegmentId, Stats, Taken, TreeStats,
 };
 
 use super::index::{Index, Store};
@@ -20,7 +20,7 @@ use Fault as F;
 pub(crate) struct Faulty {
     inner: PrefixIndex,
     fault: Fault,
-    /// The store planned last.
+    /// The last store planned.
     last: Option<Store>,
     stamp: u64,
     split: bool,
@@ -42,7 +42,7 @@ impl Faulty {
 
     fn prompt(&self, prompt: &Prompt) -> Prompt {
         let part = |part: &Part| match (self.fault, *part) {
-            (F::TakesAllMediaForTheSame, Part::Media(_, length)) => Part::Media(0, length),
+            (F::TreatsAllMediaAsEqual, Part::Media(_, length)) => Part::Media(0, length),
             (F::AcceptsInvalidTokens, Part::Text(id)) => Part::Text(id & kvcache_core::MAX_TOKEN),
             (_, part) => part,
         };
@@ -60,7 +60,7 @@ impl Faulty {
         dropped
     }
 
-    /// Takes the path that was stored last out of the index instead of the oldest.
+    /// Takes the path stored last out of the index, instead of evicting the oldest.
     fn evict_newest(&mut self) -> Option<Dropped> {
         let last = self.last.take()?;
         let all = last.prompt.len();
@@ -82,14 +82,14 @@ impl Index for Faulty {
         let namespace = self.namespace(&store.namespace).to_owned();
         let mut store = Store { namespace, prompt: self.prompt(&store.prompt), ..store.clone() };
         let text_last = matches!(store.prompt.0.last(), Some(Part::Text(_)));
-        let one_off = self.fault == F::StoresACheckpointOneOff && text_last && store.checkpoint.is_some();
+        let one_off = self.fault == F::StoresCheckpointsOffByOne && text_last && store.checkpoint.is_some();
         if one_off {
             store.prompt.0.pop();
         }
         match (self.fault, store.checkpoint.as_mut()) {
-            (F::ForgetsThatACheckpointCanBeTrimmed, Some(checkpoint)) => checkpoint.trimmable = false,
+            (F::ForgetsThatCheckpointsAreTrimmable, Some(checkpoint)) => checkpoint.trimmable = false,
             (F::CountsUnderOneLabel, _) => store.label = 0,
-            (F::ForgetsWhereThePromptEnds, _) => store.prompt_length = None,
+            (F::ForgetsTheEndOfThePrompt, _) => store.prompt_length = None,
             _ => {}
         }
         let (mut planned, evicted) = Index::plan(&mut self.inner, &store, stamp)?;
@@ -99,7 +99,7 @@ impl Index for Faulty {
                     plan.length += 1;
                     last.end += 1;
                 }
-                if self.fault == F::GivesAnIdOutAgain && last.id.0 > 9 {
+                if self.fault == F::ReusesAnId && last.id.0 > 9 {
                     last.id = SegmentId(last.id.0 - 9);
                 }
             }
@@ -127,7 +127,7 @@ impl Index for Faulty {
     }
 
     fn count_units(&self, need: Need) -> u64 {
-        let fewer = u64::from(self.fault == F::CountsAUnitTooFew);
+        let fewer = u64::from(self.fault == F::CountsOneUnitTooFew);
         self.inner.count_units(need).saturating_sub(fewer)
     }
 
@@ -137,20 +137,20 @@ impl Index for Faulty {
 
     fn commit(&mut self, plan: PlanId, stamp: u64) -> Result<Committed, Error> {
         let mut committed = self.inner.commit(plan, stamp)?;
-        if self.fault == F::CommitsWhatIsStale {
+        if self.fault == F::CommitsStalePlans {
             committed.stale = false;
         }
         match self.fault {
-            F::ForgetsWhatASplitReplaced => committed.dropped.segments.clear(),
-            F::ForgetsWhatWasJoined => committed.joined.clear(),
-            F::JoinsInAnotherOrder => committed.joined.iter_mut().for_each(|one| one.replaced.reverse()),
+            F::ForgetsSplitSegments => committed.dropped.segments.clear(),
+            F::ForgetsJoinedSegments => committed.joined.clear(),
+            F::JoinsInTheWrongOrder => committed.joined.iter_mut().for_each(|one| one.replaced.reverse()),
             _ => {}
         }
         Ok(committed)
     }
 
     fn abort(&mut self, plan: PlanId) -> Result<Dropped, Error> {
-        if self.fault == F::KeepsWhatAnAbortReserved {
+        if self.fault == F::KeepsReservationsOfAbortedPlans {
             return Ok(Dropped::default());
         }
         self.inner.abort(plan)
@@ -168,38 +168,38 @@ impl Index for Faulty {
         touch: Option<u64>,
     ) -> Result<Match, Error> {
         let touch = match self.fault {
-            F::EvictsInOrderOfArrival => None,
+            F::EvictsInInsertionOrder => None,
             F::RefreshesOnPeek => touch.or(Some(self.stamp)),
             _ => touch,
         };
         let (namespace, prompt) = (self.namespace(namespace), self.prompt(prompt));
-        let mut found = self.inner.lookup(namespace, &prompt, limit, touch)?;
-        if self.fault == F::MatchesOneTooMany && found.length == found.matched && found.length > 0 {
-            found.length += 1;
-            found.matched += 1;
+        let mut prefix = self.inner.lookup(namespace, &prompt, limit, touch)?;
+        if self.fault == F::MatchesOneTokenTooMany && prefix.length == prefix.matched && prefix.length > 0 {
+            prefix.length += 1;
+            prefix.matched += 1;
         }
-        Ok(found)
+        Ok(prefix)
     }
 
     fn acquire(&mut self, namespace: &str, prompt: &Prompt, limit: usize) -> Result<(Match, Scope), Error> {
         let (namespace, prompt) = (self.namespace(namespace), self.prompt(prompt));
-        let (found, mut scope) = Index::acquire(&mut self.inner, namespace, &prompt, limit)?;
+        let (prefix, mut scope) = Index::acquire(&mut self.inner, namespace, &prompt, limit)?;
         if let (F::IgnoresLeases, Some(lease)) = (self.fault, scope.lease) {
             self.inner.release(lease, self.stamp);
         }
         if let (F::ServesAllOfTheLastNode, Some(piece)) = (self.fault, scope.pieces.last_mut()) {
-            piece.tokens += usize::from(found.length < found.matched);
+            piece.tokens += usize::from(prefix.length < prefix.matched);
         }
-        Ok((found, scope))
+        Ok((prefix, scope))
     }
 
     fn take(&mut self, namespace: &str, prompt: &Prompt, limit: usize) -> Result<(Match, Taken), Error> {
         let (namespace, prompt) = (self.namespace(namespace), self.prompt(prompt));
-        let (found, mut taken) = Index::take(&mut self.inner, namespace, &prompt, limit)?;
+        let (prefix, mut taken) = Index::take(&mut self.inner, namespace, &prompt, limit)?;
         if self.fault == F::TakesWithoutReporting {
             taken.dropped.segments.clear();
         }
-        Ok((found, taken))
+        Ok((prefix, taken))
     }
 
     fn release(&mut self, lease: LeaseId, stamp: u64) -> Dropped {
@@ -215,9 +215,9 @@ impl Index for Faulty {
                 Some(dropped) => return dropped,
                 None => need,
             },
-            F::EvictsOneUnitMore => Need { units: need.units + 1, ..need },
-            F::EvictsOneEntryLess => Need { entries: need.entries.saturating_sub(1), ..need },
-            F::EvictsOneByteLess => Need { nbytes: need.nbytes.saturating_sub(1), ..need },
+            F::EvictsOneUnitTooMany => Need { units: need.units + 1, ..need },
+            F::EvictsOneEntryTooFew => Need { entries: need.entries.saturating_sub(1), ..need },
+            F::EvictsOneByteTooFew => Need { nbytes: need.nbytes.saturating_sub(1), ..need },
             _ => need,
         };
         let dropped = self.inner.evict(need);
@@ -234,7 +234,7 @@ impl Index for Faulty {
     }
 
     fn compacted(&mut self, lease: LeaseId, segment: SegmentId, parts: u32) -> bool {
-        let parts = if self.fault == F::CompactsOnePartLess { parts + 1 } else { parts };
+        let parts = if self.fault == F::CompactsToOnePartTooMany { parts + 1 } else { parts };
         self.inner.compacted(lease, segment, parts)
     }
 
@@ -243,7 +243,7 @@ impl Index for Faulty {
     }
 
     fn unreserve_bytes(&mut self, nbytes: u64, buffers: u64) {
-        if self.fault != F::KeepsRoomThatWasGivenBack {
+        if self.fault != F::KeepsUnreservedRoom {
             self.inner.unreserve_bytes(nbytes, buffers);
         }
     }
@@ -254,7 +254,7 @@ impl Index for Faulty {
 
     fn clear(&mut self) -> Dropped {
         match self.fault {
-            F::HoldsPinsAgainstClear => self.inner.evict(all()),
+            F::KeepsPinsOnClear => self.inner.evict(all()),
             _ => self.inner.clear(),
         }
     }
@@ -265,7 +265,7 @@ impl Index for Faulty {
 
     fn namespace_stats(&self, namespace: &str) -> TreeStats {
         let mut stats = self.inner.namespace_stats(namespace);
-        if self.fault == F::DoesNotCountASplit && self.split {
+        if self.fault == F::MiscountsSplits && self.split {
             stats.segments = stats.segments.saturating_sub(1);
         }
         if self.fault == F::CountsCoveredSequencesAsEntries {
@@ -282,7 +282,7 @@ impl Index for Faulty {
         self.inner.layouts(namespace)
     }
 
-    fn validate(&self) -> Result<(), Broken> {
+    fn validate(&self) -> Result<(), BrokenInvariant> {
         self.inner.validate()
     }
 }

@@ -1,9 +1,9 @@
-//! The operations of an index on prompts, as a trait: the driver runs on anything that has them.
+//! The operations of an index on prompts, as a trait, so that the driver can run on any implementation.
 
 use kvcache_core::{
-    Broken, CheckpointSpec, Committed, Dropped, Error, Inserted, LabelAmount, LayoutId, LeaseId, Match,
-    MediaKeys, Need, Outcome, Plan, PlanId, Planned, PrefixIndex, Query, Scope, SegmentId, Span, Stats,
-    StoreRequest, Taken, TreeStats,
+    BrokenInvariant, CheckpointSpec, Committed, Dropped, Error, Inserted, LabelAmount, LayoutId, LeaseId,
+    Match, MediaKeys, Need, Outcome, Plan, PlanId, Planned, PrefixIndex, Query, Scope, SegmentId, Span,
+    Stats, StoreRequest, Taken, TreeStats,
 };
 
 use super::prompt::Prompt;
@@ -74,10 +74,10 @@ pub(crate) trait Index {
     fn namespace_stats(&self, namespace: &str) -> TreeStats;
     fn labels(&self) -> Vec<LabelAmount>;
     fn layouts(&self, namespace: &str) -> Vec<LayoutId>;
-    fn validate(&self) -> Result<(), Broken>;
+    fn validate(&self) -> Result<(), BrokenInvariant>;
 }
 
-/// Calls `with` on the prompt's query. Without media the ids go in unchecked, as an engine's do.
+/// Calls `with` on the prompt's query. Ids without media are passed unchecked, as an engine passes them.
 pub(crate) fn with_query<R>(
     index: &mut PrefixIndex,
     prompt: &Prompt,
@@ -210,7 +210,7 @@ impl Index for PrefixIndex {
         self.layouts(namespace)
     }
 
-    fn validate(&self) -> Result<(), Broken> {
+    fn validate(&self) -> Result<(), BrokenInvariant> {
         self.validate()
     }
 }

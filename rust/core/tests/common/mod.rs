@@ -1,16 +1,16 @@
-//! Shared by the integration tests: a naive oracle, random operations, and the driver that runs
-//! both side by side.
+//! Shared by the integration tests: a naive oracle, random operations, and the driver that compares an index
+//! with the oracle.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
 //! | [`prompt`] | prompts, as tokens that carry their content |
-//! | [`operations`] | one random operation, and how to make and shrink one |
-//! | [`oracle`] | what an index must do: lists and linear scans, no code of the index |
-//! | [`driver`] | applies an operation to index and oracle and compares all that can be seen |
-//! | [`index`] | the operations as a trait, so that a broken index can stand in |
-//! | [`engine`] | an engine in small, for the named cases |
-//! | [`faults`] | indexes that are broken on purpose |
-// Every test crate compiles all of this and uses its own part.
+//! | [`operations`] | random operations: how to generate and shrink them |
+//! | [`oracle`] | what an index must do, as lists and linear scans, without the index's code |
+//! | [`driver`] | applies operations to index and oracle, and compares everything observable |
+//! | [`index`] | the operations as a trait, so that a faulty index can replace the real one |
+//! | [`engine`] | a minimal engine, for the named cases |
+//! | [`faults`] | indexes with deliberate faults |
+// Every test crate compiles all of this but uses only part of it.
 #![allow(dead_code)]
 
 pub(crate) mod driver;

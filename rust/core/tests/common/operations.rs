@@ -1,7 +1,7 @@
-//! One random operation, and how to make and shrink one.
+//! Random operations: how to generate and shrink them.
 //!
-//! Few tokens, short segments and tight limits, so that prompts share prefixes, split nodes and
-//! run out of room all the time.
+//! Few tokens, short segments and tight limits, so that prompts constantly share prefixes, split nodes and
+//! run out of room.
 
 use kvcache_core::{CheckpointSpec, Limits, Need};
 use proptest::collection::vec;
@@ -10,18 +10,18 @@ use proptest::prelude::*;
 use super::index::Store;
 use super::prompt::{Part, Prompt};
 
-/// The namespace in which nothing is stored but by `insert`, which gives out no ids.
+/// The namespace for `insert`, which returns no ids. Nothing else is stored in it.
 pub(crate) const BARE: &str = "bare";
 
-/// What is looked up: this, or what it makes of one of the latest stores by going on from it.
+/// A prompt to look up: `prompt` itself, or a continuation of one of the latest stores.
 #[derive(Clone, Debug)]
-pub(crate) struct Asked {
+pub(crate) struct Target {
     pub(crate) after: Option<usize>,
     pub(crate) namespace: String,
     pub(crate) prompt: Prompt,
 }
 
-/// What is stored, likewise.
+/// A store, likewise.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub(crate) after: Option<usize>,
@@ -35,7 +35,7 @@ pub(crate) enum Operation {
     Plan(Request),
     /// The steps of a plan one by one.
     Draft(Request),
-    /// `short` of the whole; with `evict`, what is over the limits is evicted at once.
+    /// All but `short` tokens; with `evict`, evicts the excess at once.
     Settle {
         which: usize,
         short: usize,
@@ -44,7 +44,7 @@ pub(crate) enum Operation {
     },
     Promise(usize),
     AbortDraft(usize),
-    /// Which of the open plans; `ended` for one that was ended before.
+    /// Which open plan, or with `ended`, which ended one.
     Commit {
         which: usize,
         ended: bool,
@@ -58,16 +58,16 @@ pub(crate) enum Operation {
         bytes_per_token: u64,
     },
     Lookup {
-        asked: Asked,
+        target: Target,
         short: usize,
         touch: bool,
     },
     Acquire {
-        asked: Asked,
+        target: Target,
         short: usize,
     },
     Take {
-        asked: Asked,
+        target: Target,
         short: usize,
     },
     Release {
@@ -75,13 +75,13 @@ pub(crate) enum Operation {
         ended: bool,
     },
     Evict(Need),
-    /// What was not used for so long.
+    /// The minimum time since the last use.
     EvictIdle(u64),
     MakeRoom {
         nbytes: u64,
         buffers: u64,
     },
-    /// A segment on a lease's path was rewritten, or one that is not.
+    /// Any segment, on the lease's path or not.
     Compact {
         which: usize,
         segment: usize,
@@ -94,7 +94,7 @@ pub(crate) enum Operation {
     UnreserveBytes(usize),
     Drop(String),
     Clear,
-    /// A token outside the ids, in a lookup and in a store.
+    /// An invalid token, in a lookup and in a store.
     Invalid {
         store: Store,
         at: usize,
@@ -105,7 +105,7 @@ pub(crate) enum Operation {
 #[derive(Clone, Debug)]
 pub(crate) struct Step {
     pub(crate) operation: Operation,
-    /// How much later than the step before.
+    /// Time since the previous step.
     pub(crate) wait: u64,
 }
 
@@ -116,7 +116,7 @@ pub(crate) struct Script {
     pub(crate) steps: Vec<Step>,
 }
 
-/// Beginnings that prompts have in common.
+/// Common beginnings of prompts.
 fn stem(which: usize) -> Vec<Part> {
     let text = |tokens: &[u32]| Prompt::text(tokens.iter().copied()).0;
     let media = |digest, length| Prompt::media(digest, length).0;
@@ -156,8 +156,8 @@ fn namespace() -> impl Strategy<Value = String> {
     prop_oneof![3 => Just("a"), 1 => Just("b")].prop_map(str::to_owned)
 }
 
-/// Layouts: 0 and 1 are full-attention layers, 2 and 3 have checkpoints, and 3 is a recurrent model.
-/// Layout 0 also comes with checkpoints, which a sane caller would not do.
+/// Layouts 0 and 1 have only full-attention layers, 2 and 3 have checkpoints, and 3 is a recurrent model.
+/// Layout 0 is sometimes stored with checkpoints too, which no sane caller does.
 fn store() -> impl Strategy<Value = Store> {
     let checkpoint = (0_u64..6, 0_u32..3, any::<bool>())
         .prop_map(|(nbytes, buffers, trimmable)| CheckpointSpec { nbytes, buffers, trimmable });
@@ -168,15 +168,15 @@ fn store() -> impl Strategy<Value = Store> {
         1 => Just((3, true)),
         1 => Just((0, true)),
     ];
-    // Now and then another price than the layout's.
-    let odd = prop_oneof![15 => Just(None), 1 => (0_u64..4).prop_map(Some)];
+    // Sometimes another size than the layout's.
+    let unusual_size = prop_oneof![15 => Just(None), 1 => (0_u64..4).prop_map(Some)];
     let length = prop_oneof![1 => Just(None), 1 => (0_usize..16).prop_map(Some)];
-    (namespace(), layout, prompt(), checkpoint, odd, 0_u16..3, length).prop_map(
-        |(namespace, (layout, checkpointed), prompt, checkpoint, odd, label, prompt_length)| Store {
+    (namespace(), layout, prompt(), checkpoint, unusual_size, 0_u16..3, length).prop_map(
+        |(namespace, (layout, checkpointed), prompt, checkpoint, unusual_size, label, prompt_length)| Store {
             namespace,
             layout,
             prompt,
-            bytes_per_token: odd.unwrap_or([1, 3, 2, 0][layout as usize]),
+            bytes_per_token: unusual_size.unwrap_or([1, 3, 2, 0][layout as usize]),
             buffers: [1, 2, 1, 0][layout as usize],
             checkpoint: checkpointed.then_some(checkpoint),
             label,
@@ -185,7 +185,7 @@ fn store() -> impl Strategy<Value = Store> {
     )
 }
 
-/// The end of a prompt that goes on from one of the latest stores.
+/// The end of a prompt that continues one of the latest stores.
 fn tail() -> impl Strategy<Value = Prompt> {
     vec(part(), 0..3).prop_map(Prompt)
 }
@@ -198,16 +198,16 @@ fn request() -> impl Strategy<Value = Request> {
     ]
 }
 
-fn asked() -> impl Strategy<Value = Asked> {
+fn target() -> impl Strategy<Value = Target> {
     let after = prop_oneof![Just(None), (0_usize..4).prop_map(Some)];
     (after, namespace(), prompt(), tail()).prop_map(|(after, namespace, prompt, tail)| {
         let prompt = if after.is_some() { tail } else { prompt };
-        Asked { after, namespace, prompt }
+        Target { after, namespace, prompt }
     })
 }
 
-fn bare() -> impl Strategy<Value = Asked> {
-    prompt().prop_map(|prompt| Asked { after: None, namespace: BARE.to_owned(), prompt })
+fn bare() -> impl Strategy<Value = Target> {
+    prompt().prop_map(|prompt| Target { after: None, namespace: BARE.to_owned(), prompt })
 }
 
 fn need() -> impl Strategy<Value = Need> {
@@ -225,7 +225,7 @@ fn need() -> impl Strategy<Value = Need> {
 
 fn operation() -> impl Strategy<Value = Operation> {
     use Operation as Op;
-    // An engine asks for all but the last token; ranks ask for less, a pin for all.
+    // An engine looks up all but the last token, ranks fewer, a pin all.
     let short = || prop_oneof![6 => Just(1_usize), 1 => Just(0), 2 => 2_usize..6];
     let ended = || prop_oneof![9 => Just(false), 1 => Just(true)];
     let which = || 0_usize..8;
@@ -241,10 +241,10 @@ fn operation() -> impl Strategy<Value = Operation> {
         6 => (which(), ended()).prop_map(|(which, ended)| Op::Commit { which, ended }),
         2 => (which(), ended()).prop_map(|(which, ended)| Op::Abort { which, ended }),
         3 => (text(), 0_u64..3).prop_map(|(prompt, bytes_per_token)| Op::Insert { prompt, bytes_per_token }),
-        10 => (prop_oneof![6 => asked(), 1 => bare()], short(), any::<bool>())
-            .prop_map(|(asked, short, touch)| Op::Lookup { asked, short, touch }),
-        8 => (asked(), short()).prop_map(|(asked, short)| Op::Acquire { asked, short }),
-        3 => (asked(), short()).prop_map(|(asked, short)| Op::Take { asked, short }),
+        10 => (prop_oneof![6 => target(), 1 => bare()], short(), any::<bool>())
+            .prop_map(|(target, short, touch)| Op::Lookup { target, short, touch }),
+        8 => (target(), short()).prop_map(|(target, short)| Op::Acquire { target, short }),
+        3 => (target(), short()).prop_map(|(target, short)| Op::Take { target, short }),
         8 => (which(), ended()).prop_map(|(which, ended)| Op::Release { which, ended }),
         6 => need().prop_map(Op::Evict),
         2 => (0_u64..20).prop_map(Op::EvictIdle),
@@ -280,8 +280,7 @@ pub(crate) fn script(steps: usize) -> impl Strategy<Value = Script> {
     (limits(), vec(step, 1..steps)).prop_map(|(limits, steps)| Script { limits, steps })
 }
 
-/// So many cases, unless `PROPTEST_CASES` says otherwise. A failure prints its smallest script;
-/// no file is written.
+/// Runs `cases` cases, unless `PROPTEST_CASES` is set. A failure prints the shrunk script and writes no file.
 pub(crate) fn config(cases: u32) -> ProptestConfig {
     let default = ProptestConfig::default();
     let cases = if std::env::var_os("PROPTEST_CASES").is_some() { default.cases } else { cases };

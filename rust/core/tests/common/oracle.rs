@@ -1,8 +1,8 @@
-//! What an index must do, in lists and linear scans.
+//! What an index must do, as lists and linear scans.
 //!
-//! A segment is the whole tuple of tokens from the first to its last, and where it starts; a
-//! checkpoint is the tuple that it stands after; a lease is the tuple that it covers. Who hangs
-//! on whom, what is held, leased, dead or due is found by comparing tuples, each time anew.
+//! A segment is the tuple of all tokens from the prompt's first to the segment's last, and where it starts; a
+//! checkpoint is the tuple of tokens before it; a lease is the tuple it covers. Everything else (children,
+//! what is held, leased, useless or due for eviction) is recomputed each time by comparing tuples.
 
 mod commit;
 mod evict;
@@ -30,7 +30,7 @@ fn plus(sum: Size, other: Size) -> Size {
     std::array::from_fn(|at| sum[at] + other[at])
 }
 
-/// Where tuples can match each other.
+/// A tree: only tuples in the same place can match.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Place {
     namespace: String,
@@ -42,13 +42,13 @@ struct Place {
 struct Segment {
     path: Path,
     start: usize,
-    /// Not known where the index was asked for bookkeeping only.
+    /// `None` for a segment from `insert`, which returns no ids.
     id: Option<SegmentId>,
     bytes_per_token: u64,
     buffers: u64,
-    /// How often `buffers` arrays make it up.
+    /// Number of parts, of `buffers` arrays each.
     parts: u64,
-    /// Of each token.
+    /// The label of each token.
     labels: Vec<u16>,
 }
 
@@ -66,7 +66,7 @@ struct Checkpoint {
     nbytes: u64,
     buffers: u64,
     trimmable: bool,
-    /// The count of stores when one last said that its prompt ends here.
+    /// The sequence number of the last store whose prompt ends here.
     prompt: u64,
 }
 
@@ -98,7 +98,7 @@ struct Lease {
     checkpoint: Option<Path>,
 }
 
-/// A segment or a checkpoint in the order of use.
+/// A segment or a checkpoint in the recency list.
 #[derive(Debug)]
 struct Unit {
     place: Place,
@@ -106,9 +106,9 @@ struct Unit {
     stamp: u64,
 }
 
-/// What left.
+/// What left the index.
 #[derive(Debug, Default)]
-pub(crate) struct Gone {
+pub(crate) struct Removed {
     pub(crate) segments: Vec<Option<SegmentId>>,
     pub(crate) checkpoints: Vec<CheckpointId>,
     pub(crate) size: Size,
@@ -118,9 +118,9 @@ pub(crate) struct Gone {
 #[derive(Debug)]
 pub(crate) struct Oracle {
     limits: Limits,
-    /// In the order in which they came to be.
+    /// In order of creation.
     trees: Vec<Tree>,
-    /// Oldest first; what a lease covers is not in it.
+    /// Oldest first, without leased units.
     recency: Vec<Unit>,
     leases: Vec<Lease>,
     drafts: Vec<store::Open>,
@@ -128,11 +128,11 @@ pub(crate) struct Oracle {
     stores: u64,
     prompts: u64,
     stamp: u64,
-    /// Segments that became one in the last call, the ids of what they were.
+    /// Segments joined in the last call, with the ids they replace.
     joined: Vec<(Place, Path, Vec<Option<SegmentId>>)>,
-    /// Room taken beside all stores.
+    /// Room reserved outside of stores.
     transient: Vec<Size>,
-    /// Contents of media spans in the order in which stores first brought them.
+    /// Media contents in the order in which they were first stored.
     contents: Vec<(u8, usize)>,
 }
 
@@ -163,9 +163,9 @@ impl Oracle {
     }
 
     fn tree_mut(&mut self, place: &Place) -> &mut Tree {
-        let found = self.trees.iter().position(|tree| tree.place == *place);
-        let at = found.unwrap_or(self.trees.len());
-        if found.is_none() {
+        let existing = self.trees.iter().position(|tree| tree.place == *place);
+        let at = existing.unwrap_or(self.trees.len());
+        if existing.is_none() {
             let place = place.clone();
             self.trees.push(Tree { place, segments: vec![], checkpoints: vec![], ends: vec![] });
         }
@@ -180,7 +180,7 @@ impl Oracle {
         self.leases.iter().any(|lease| lease.place == *place && lease.checkpoint.as_deref() == Some(path))
     }
 
-    /// Everything that eviction must leave alone.
+    /// The size of everything that is protected from eviction.
     fn leased(&self) -> Size {
         let mut sum = Size::default();
         for tree in &self.trees {
@@ -239,20 +239,20 @@ impl Oracle {
         layouts
     }
 
-    pub(crate) fn figures(&self, namespace: &str) -> TreeStats {
-        let mut figures = TreeStats::default();
+    pub(crate) fn stats(&self, namespace: &str) -> TreeStats {
+        let mut stats = TreeStats::default();
         for tree in self.trees.iter().filter(|tree| tree.place.namespace == namespace) {
             let [nbytes, buffers, tokens, segments, checkpoints] = tree.size();
-            figures.nbytes += nbytes;
-            figures.buffers += buffers;
-            figures.ntokens += tokens;
-            figures.segments += segments;
-            figures.nodes += segments;
-            figures.checkpoints += checkpoints;
-            figures.sequences += tree.ends.len() as u64;
-            figures.entries += tree.entries().count() as u64;
+            stats.nbytes += nbytes;
+            stats.buffers += buffers;
+            stats.ntokens += tokens;
+            stats.segments += segments;
+            stats.nodes += segments;
+            stats.checkpoints += checkpoints;
+            stats.sequences += tree.ends.len() as u64;
+            stats.entries += tree.entries().count() as u64;
         }
-        figures
+        stats
     }
 
     pub(crate) fn label(&self, label: u16) -> LabelAmount {
@@ -265,7 +265,7 @@ impl Oracle {
                 sum.ntokens += tokens;
                 sum.nbytes += tokens * segment.bytes_per_token;
             }
-            // A checkpoint counts under the label of the token that it is after.
+            // A checkpoint counts under the label of the token before it.
             for checkpoint in &tree.checkpoints {
                 let on = |one: &Segment| one.path == checkpoint.path && one.labels.last() == Some(&label);
                 sum.nbytes += if tree.segments.iter().any(on) { checkpoint.nbytes } else { 0 };
@@ -274,7 +274,7 @@ impl Oracle {
         sum
     }
 
-    /// All ids that a holder of arrays must have now.
+    /// All ids that the holder of the arrays must have.
     pub(crate) fn ids(&self) -> (Vec<Option<SegmentId>>, Vec<CheckpointId>) {
         let segments = self.trees.iter().flat_map(|tree| &tree.segments).map(|one| one.id);
         let checkpoints = self.trees.iter().flat_map(|tree| &tree.checkpoints).map(|one| one.id);
@@ -283,7 +283,7 @@ impl Oracle {
 }
 
 impl Tree {
-    /// Ends that no other store goes on from; where there are checkpoints, all.
+    /// The ends that no other store extends; in a tree with checkpoints, all ends.
     fn entries(&self) -> impl Iterator<Item = &(Path, u16)> {
         let extends = |longer: &Path, path: &Path| longer.len() > path.len() && longer.starts_with(path);
         let covered = move |path: &Path| self.ends.iter().any(|(longer, _)| extends(longer, path));

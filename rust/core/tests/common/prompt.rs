@@ -4,7 +4,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Token {
     Text(u32),
-    /// One token of a span: content and length are its identity.
+    /// One token of a span, identified by content and length.
     Media(u8, usize),
 }
 
@@ -19,7 +19,7 @@ pub(crate) enum Part {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Prompt(pub(crate) Vec<Part>);
 
-/// What the engine puts under a span. No token id, so that it shows if it were ever looked at.
+/// The engine's placeholder in a span. Not a valid token id, so that reading it would fail.
 const PLACEHOLDER: u32 = u32::MAX;
 
 impl Prompt {
@@ -53,7 +53,7 @@ impl Prompt {
         self.tokens().len()
     }
 
-    /// What the engine hands in: ids, with placeholders under the spans.
+    /// What the engine passes: ids, with placeholders in the spans.
     pub(crate) fn ids(&self) -> Vec<u32> {
         let id = |token| match token {
             Token::Text(id) => id,
@@ -77,12 +77,12 @@ impl Prompt {
         spans
     }
 
-    /// The last position at or before `at` that no span has inside it.
+    /// The last position at or before `at` that is not inside a span.
     pub(crate) fn cut_back(&self, at: usize) -> usize {
         self.spans().iter().find(|(start, end, _)| *start < at && at < *end).map_or(at, |span| span.0)
     }
 
-    /// The first text token that is no token id.
+    /// The first text token that is not a valid token id.
     pub(crate) fn first_invalid(&self) -> Option<(usize, u32)> {
         let tokens = self.tokens();
         let invalid = tokens.iter().enumerate().filter_map(|(at, token)| match token {

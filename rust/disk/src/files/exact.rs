@@ -1,20 +1,20 @@
-//! Whole reads and writes out of short and interrupted ones.
+//! Complete reads and writes, built from calls that may be short or interrupted.
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 
 use super::Handle;
 
-/// More interruptions in a row than any signal handler causes: give up instead of spinning.
+/// More interruptions in a row than signals plausibly cause. Past this, fail instead of spinning.
 const MAX_INTERRUPTS: usize = 1000;
 
-/// Fills `buffers` from `offset`, or fails with `UnexpectedEof` where the file ends before.
+/// Fills `buffers` from `offset`, or fails with `UnexpectedEof` if the file is too short.
 pub(crate) fn read_exact(
     handle: &dyn Handle,
     mut buffers: &mut [IoSliceMut<'_>],
     mut offset: u64,
 ) -> io::Result<()> {
     let mut interrupts = 0;
-    // Empty buffers in front would make a read of 0 bytes look like the end of the file.
+    // With leading empty buffers, a read of 0 bytes would look like the end of the file.
     IoSliceMut::advance_slices(&mut buffers, 0);
     while !buffers.is_empty() {
         match handle.read_at(buffers, offset) {
@@ -52,7 +52,7 @@ pub(crate) fn write_all(
     Ok(())
 }
 
-/// `Ok` where the call is to be repeated.
+/// Returns `Ok` if the call should be retried.
 fn interrupted(error: io::Error, interrupts: &mut usize) -> io::Result<()> {
     *interrupts += 1;
     if error.kind() == ErrorKind::Interrupted && *interrupts <= MAX_INTERRUPTS { Ok(()) } else { Err(error) }

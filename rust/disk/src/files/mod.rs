@@ -1,4 +1,4 @@
-//! The file operations that this crate uses, as a trait: tests put faults between it and the disk.
+//! The file operations that this crate uses, as a trait so that tests can inject faults.
 
 use std::{
     ffi::OsString,
@@ -13,31 +13,31 @@ mod os;
 pub(crate) use exact::{read_exact, write_all};
 pub use os::OsFiles;
 
-/// How a file is opened. None of them follows a symbolic link in the last component.
+/// How to open a file. None of these follows a symbolic link in the last component.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Open {
     /// For reading.
     Read,
-    /// For writing; fails where the name is taken. Mode 0600.
+    /// For writing a new file of mode 0600. Fails if the name exists.
     Create,
-    /// For reading and writing; made where it is missing. Mode 0600.
+    /// For reading and writing. Creates a file of mode 0600 if it is missing.
     Shared,
-    /// A folder, to make its entries durable.
+    /// A folder, to sync its entries.
     Folder,
 }
 
-/// What a file is.
+/// The metadata of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
-    /// Regular file.
+    /// Whether it is a regular file.
     pub is_file: bool,
-    /// Folder.
+    /// Whether it is a folder.
     pub is_folder: bool,
     /// Length in bytes.
     pub bytes: u64,
-    /// Modification time since 1970.
+    /// Modification time since the Unix epoch.
     pub modified: Duration,
-    /// Names that it has; 0 once it is unlinked.
+    /// Number of hard links; 0 once it is unlinked.
     pub links: u64,
     /// Device and inode.
     pub identity: (u64, u64),
@@ -45,47 +45,47 @@ pub struct Stat {
     pub mode: u32,
 }
 
-/// A file system. Every call may block; every error is the operating system's.
+/// A file system. Every call may block, and returns the operating system's error.
 #[allow(clippy::missing_errors_doc)]
 pub trait Files: Send + Sync {
     /// Opens a file.
     fn open(&self, path: &Path, how: Open) -> io::Result<Box<dyn Handle>>;
-    /// What is at `path` itself, links not followed.
+    /// The metadata of `path` itself, without following a link.
     fn stat(&self, path: &Path) -> io::Result<Stat>;
-    /// Names in a folder, in any order; without `.` and `..`.
+    /// The names in a folder in any order, without `.` and `..`.
     fn list(&self, path: &Path) -> io::Result<Vec<OsString>>;
-    /// Makes one folder of mode 0700.
+    /// Creates one folder of mode 0700.
     fn make_folder(&self, path: &Path) -> io::Result<()>;
     /// Sets permission bits.
     fn set_mode(&self, path: &Path, mode: u32) -> io::Result<()>;
-    /// Renames within a file system, over what is there.
+    /// Renames atomically within a file system, replacing any existing file.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Removes a file.
     fn unlink(&self, path: &Path) -> io::Result<()>;
     /// Removes an empty folder.
     fn remove_folder(&self, path: &Path) -> io::Result<()>;
-    /// Sets the modification time of what is at `path` itself.
+    /// Sets the modification time of `path` itself, without following a link.
     fn touch(&self, path: &Path, modified: Duration) -> io::Result<()>;
-    /// Free bytes of the volume for a user without privileges.
+    /// Free bytes on the volume for an unprivileged user.
     fn available(&self, path: &Path) -> io::Result<u64>;
 }
 
 /// An open file. Reads and writes may be short, and may be interrupted.
 #[allow(clippy::missing_errors_doc)]
 pub trait Handle: Send + Sync {
-    /// Reads into `buffers` in order from `offset`; 0 at the end of the file.
+    /// Reads into `buffers` in order from `offset`. Returns 0 at the end of the file.
     fn read_at(&self, buffers: &mut [IoSliceMut<'_>], offset: u64) -> io::Result<usize>;
     /// Writes `buffers` in order at `offset`.
     fn write_at(&self, buffers: &[IoSlice<'_>], offset: u64) -> io::Result<usize>;
-    /// Says that these bytes are read soon. A hint: it waits for nothing, and nobody minds if it does nothing.
+    /// Hints that these bytes will be read soon. Must not wait, and may do nothing.
     fn will_read(&self, offset: u64, bytes: u64);
-    /// What it is.
+    /// The metadata of the open file.
     fn stat(&self) -> io::Result<Stat>;
     /// Waits until the data are on the device.
     fn sync(&self) -> io::Result<()>;
-    /// Takes the exclusive advisory lock; `false` where another holds it and `wait` is false. Dropping the
-    /// handle gives it back, and so does the end of the process, however it ends.
+    /// Takes the exclusive advisory lock. Returns `false` if another process holds it and `wait` is false.
+    /// Dropping the handle releases the lock, and so does the end of the process, however it ends.
     fn lock(&self, wait: bool) -> io::Result<bool>;
-    /// Gives the lock back.
+    /// Releases the lock.
     fn unlock(&self) -> io::Result<()>;
 }

@@ -1,4 +1,4 @@
-//! The operating system's files: std, and rustix where std has no call.
+//! The operating system's file operations, through std, or rustix where std lacks the call.
 
 use std::{
     ffi::OsString,
@@ -21,7 +21,7 @@ impl Files for OsFiles {
     fn open(&self, path: &Path, how: Open) -> io::Result<Box<dyn Handle>> {
         let mut options = OpenOptions::new();
         let flags = match how {
-            // Without waiting for a writer, in case somebody put a pipe there.
+            // Non-blocking, in case someone put a named pipe there.
             Open::Read => (options.read(true), OFlags::NOFOLLOW | OFlags::NONBLOCK).1,
             Open::Create => (options.write(true).create_new(true), OFlags::NOFOLLOW).1,
             Open::Shared => (options.read(true).write(true).create(true), OFlags::NOFOLLOW).1,
@@ -76,7 +76,7 @@ impl Files for OsFiles {
     }
 }
 
-/// macOS refuses a vectored call of 2³¹ bytes or more; Linux cuts it short.
+/// Maximum bytes per call. macOS rejects a vectored call of 2³¹ bytes or more; Linux truncates it.
 const MAX_CALL: usize = 1 << 30;
 
 impl Handle for File {
@@ -128,7 +128,7 @@ impl Handle for File {
     }
 }
 
-/// How many leading buffers one call takes: at least one, at most 1,024 (`IOV_MAX`) and [`MAX_CALL`] bytes.
+/// How many leading buffers fit in one call: at most 1,024 (`IOV_MAX`), and [`MAX_CALL`] bytes in all.
 fn prefix(lengths: impl Iterator<Item = usize>) -> usize {
     let mut bytes = 0_usize;
     lengths

@@ -1,4 +1,4 @@
-//! The lock that processes share, and what is done on entering it.
+//! The folder's cross-process lock, and the work done on entering it.
 
 use std::{
     collections::BTreeMap,
@@ -15,22 +15,22 @@ pub(super) const LEDGER: &str = ".ledger";
 pub(super) const OWNER: &str = ".owner-";
 pub(super) const TEMPORARY: &str = ".tmp-";
 
-/// The root folder as this process has it open.
+/// This process's open root folder.
 pub(super) struct Root {
-    /// `None` after an error: closing it gives the lock back for certain.
+    /// `None` after an error: closing the handle reliably releases the lock.
     ledger: Option<Box<dyn Handle>>,
     identity: (u64, u64),
-    /// A process that was forked shares its parent's locks, so it needs a root of its own.
+    /// A forked process shares its parent's locks, so it must open a root of its own.
     process: u32,
-    /// Open and locked for as long as this process uses the folder: so others see that it lives.
+    /// Open and locked for as long as this process uses the folder, so that others see that it is alive.
     owner: Option<(PathBuf, Box<dyn Handle>)>,
-    /// Names our owner file and our temporary files.
+    /// Part of the names of our owner file and temporary files.
     pub(super) id: u64,
-    /// Room that this process has claimed, by temporary file, whatever the ledger says.
+    /// Room that this process has claimed, by temporary file. Authoritative over the ledger.
     pub(super) claims: BTreeMap<PathBuf, u64>,
-    /// Temporary files that could not be removed; still claimed.
+    /// Temporary files that could not be removed. Their room is still claimed.
     leftovers: Vec<PathBuf>,
-    /// Records ever published, as far as the index knows of them.
+    /// Value of the ledger's `published` up to which the index has seen every record.
     pub(super) known: u64,
     /// When the folder was last scanned.
     pub(super) scanned: Option<Duration>,
@@ -44,17 +44,17 @@ pub(super) struct Locked<'a> {
 }
 
 impl Locked<'_> {
-    /// Makes the ledger what other processes see.
+    /// Writes the ledger, so that other processes see it.
     pub(super) fn save(&mut self) -> io::Result<()> {
         let claimed = self.root.claims.values().sum();
         if !self.ledger.set(self.root.id, claimed) {
-            return Err(io::Error::other("more processes write to the folder than its ledger has room for"));
+            return Err(io::Error::other("too many processes write to the folder for its ledger to list"));
         }
         let saved = match &self.root.ledger {
             Some(handle) => self.ledger.write(&**handle),
             None => Err(closed()),
         };
-        // What others still see has our claims in full; what we knew in addition is counted again.
+        // The ledger on disk still includes our claims in full, so it is safe but too high: scan again.
         saved.inspect_err(|_| self.root.scanned = None)
     }
 }
@@ -64,12 +64,12 @@ fn closed() -> io::Error {
 }
 
 impl Folder {
-    /// Runs `action` while no other process and no other thread of this one is in here.
+    /// Runs `action` under the folder's lock, exclusive among all processes and threads.
     pub(super) fn locked<R>(
         &self,
         action: impl FnOnce(&mut Locked<'_>) -> Result<R, Refusal>,
     ) -> Result<R, Refusal> {
-        self.try_again()?;
+        self.check_not_off()?;
         let mut gate = lock(&self.gate);
         let entered = self.enter(&mut gate);
         let (Ok(ledger), Some(root)) = (entered.as_ref(), gate.as_mut()) else {
@@ -96,7 +96,7 @@ impl Folder {
         result
     }
 
-    /// Takes the lock of the ledger that is in the folder now, and reads it.
+    /// Locks the ledger file that is now in the folder, and reads it.
     fn enter(&self, gate: &mut Option<Root>) -> io::Result<Option<Ledger>> {
         if gate.as_ref().is_some_and(|root| root.process != std::process::id()) {
             *gate = None;
@@ -121,16 +121,16 @@ impl Folder {
                 root.ledger = Some(handle);
                 return Ok(ledger);
             }
-            // The folder was deleted under us, and our claims with it: make it again.
+            // Someone deleted the folder, and our claims with it: create it again.
             *gate = None;
         }
-        Err(io::Error::other("the folder is deleted as fast as it is made"))
+        Err(io::Error::other("something keeps deleting the folder"))
     }
 
     fn open_root(&self) -> io::Result<Root> {
         let path = &self.settings.root;
         make_folders(&*self.files, path)?;
-        // Through a link, if the root is one.
+        // Follows a link, if the root is one.
         let stat = self.files.stat(&path.join("."))?;
         if stat.mode & 0o077 != 0 {
             self.files.set_mode(path, 0o700)?;
@@ -158,7 +158,7 @@ impl Folder {
 }
 
 impl Locked<'_> {
-    /// Shows that we live, removes what could not be removed before, scans where nothing is known.
+    /// Marks this process as alive, retries removing leftovers, and scans if there is no valid state yet.
     fn begin(&mut self, unreadable: bool) -> io::Result<()> {
         if self.root.owner.is_none() {
             let born = self.folder.clock.now().as_nanos();
@@ -166,7 +166,7 @@ impl Locked<'_> {
             let path = self.folder.path(name);
             let handle = self.folder.files.open(&path, Open::Shared)?;
             if !handle.lock(false)? {
-                return Err(io::Error::other("the folder's file system has no working locks"));
+                return Err(io::Error::other("file locks do not work on the folder's file system"));
             }
             self.root.owner = Some((path, handle));
         }
@@ -176,13 +176,13 @@ impl Locked<'_> {
         if unreadable || self.root.scanned.is_none() {
             self.scan()?;
             self.trim();
-            // Where this fails, what needs it saved will fail, and the next to enter scans again.
+            // If this fails, any later save fails too, and the next entry scans again.
             let _ = self.save();
         }
         Ok(())
     }
 
-    /// Gives the room of a temporary file back, once the file is gone.
+    /// Removes a temporary file, and releases its room once the file is gone.
     pub(super) fn forget(&mut self, temporary: &Path) {
         match self.folder.files.unlink(temporary) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
@@ -206,7 +206,7 @@ impl Locked<'_> {
     }
 }
 
-/// Makes `path` and what is missing above it, all of mode 0700.
+/// Creates `path` and all missing folders above it, with mode 0700.
 pub(super) fn make_folders(files: &dyn Files, path: &Path) -> io::Result<()> {
     match files.make_folder(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => {

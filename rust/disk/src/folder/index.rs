@@ -1,9 +1,9 @@
-//! The records that this process knows of, in order of last use. Memory only: no I/O, no clock.
+//! The records known to this process, in order of last use. Memory only: no I/O, no clock.
 //!
-//! A record hangs below the segment that holds the token before it, a checkpoint below the segment at whose
-//! end it is. Only what has nothing below it and is not held may be evicted, so tails go before heads.
-//! Names alone give most links: a record starts with the hash that its parent ends with. Where a node was
-//! split, the parent ends later; its hash is in the header. O(log n) each.
+//! The parent of a segment is the segment that holds the token before it; the parent of a checkpoint is the
+//! segment that it ends. Only leaves that are not held can be evicted, so tails are evicted before heads.
+//! Names give most links: a record starts with the hash that its parent ends with. If a node was split, the
+//! parent ends later, and only the child's header has its hash. O(log n) per operation.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -20,19 +20,19 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) bytes: u64,
-    /// Last use, which is the file's modification time.
+    /// Last use: the modification time of the file.
     pub(crate) used: Duration,
     pub(crate) parent: Parent,
 }
 
-/// Where a segment hangs, besides below the hash that it starts with.
+/// The parent of a segment, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Parent {
-    /// Its header was not read.
+    /// The header has not been read. Until then, assume the parent that the name gives.
     Unread,
-    /// It is the first of its path.
+    /// It is the first of its path, or its name gives the parent.
     Absent,
-    /// Below the segment that ends with this hash.
+    /// The parent is the segment that ends with this hash.
     Ends(Digest),
 }
 
@@ -45,21 +45,21 @@ impl Parent {
 #[derive(Default)]
 pub(crate) struct Index {
     entries: HashMap<Arc<Name>, Entry>,
-    /// Names that readers hold, whether there is an entry or not.
+    /// Hold counts by name, with or without an entry.
     holds: HashMap<Name, usize>,
     /// Segments by the hash that they end with.
     ends: HashMap<Digest, Vec<Arc<Name>>>,
-    /// How many records hang below a hash.
+    /// Number of children by the hash that their parent ends with.
     below: HashMap<Digest, usize>,
-    /// What may be evicted, oldest first.
+    /// Evictable records, oldest first.
     leaves: BTreeSet<(Duration, Arc<Name>)>,
-    /// Layouts in which a scan found records whose headers were not read.
+    /// Layouts in which a scan found records with unread headers.
     unread: HashSet<(Digest, Digest)>,
     bytes: u64,
 }
 
-/// The hash that a record hangs below.
-fn link(name: &Name, entry: &Entry) -> Option<Digest> {
+/// The hash that a record's parent ends with.
+fn parent_end(name: &Name, entry: &Entry) -> Option<Digest> {
     let above = match name.kind {
         Kind::Checkpoint => name.end,
         Kind::Segment => match entry.parent {
@@ -67,7 +67,7 @@ fn link(name: &Name, entry: &Entry) -> Option<Digest> {
             Parent::Unread | Parent::Absent => name.start,
         },
     };
-    // A forged name must not keep itself alive.
+    // A forged name must not make a record its own parent, which would never be evicted.
     (name.kind == Kind::Checkpoint || above != name.end).then_some(above)
 }
 
@@ -84,12 +84,12 @@ impl Index {
         self.entries.keys()
     }
 
-    /// Adds a record, or replaces what was known of it.
+    /// Adds a record, or replaces its entry.
     pub(crate) fn insert(&mut self, name: Name, entry: Entry) {
         self.remove(&name);
         let name = Arc::new(name);
         self.bytes += entry.bytes;
-        if let Some(above) = link(&name, &entry) {
+        if let Some(above) = parent_end(&name, &entry) {
             *self.below.entry(above).or_default() += 1;
             self.refresh_ending(above);
         }
@@ -112,7 +112,7 @@ impl Index {
                 self.ends.remove(&name.end);
             }
         }
-        if let Some(above) = link(&name, &entry)
+        if let Some(above) = parent_end(&name, &entry)
             && let Some(count) = self.below.get_mut(&above)
         {
             *count -= 1;
@@ -132,7 +132,7 @@ impl Index {
         }
     }
 
-    /// A held record is not evicted until as many releases.
+    /// Protects a record from eviction until a matching `release`.
     pub(crate) fn hold(&mut self, name: &Name) {
         *self.holds.entry(*name).or_default() += 1;
         self.refresh_name(name);
@@ -148,27 +148,29 @@ impl Index {
         }
     }
 
-    /// Bytes of the records that are not held.
+    /// Bytes of all records that are not held.
     pub(crate) fn free_bytes(&self) -> u64 {
         let held = self.holds.keys().filter_map(|name| self.entries.get(name));
         self.bytes - held.map(|entry| entry.bytes).sum::<u64>()
     }
 
-    /// The record to evict: the oldest leaf, but for those that end with `parent` (what is about to be
-    /// written hangs below them); `last` only where there is no other.
+    /// The record to evict next: the oldest leaf, but never one that ends with `parent`, which is about to get
+    /// a child, and `last` only if there is no other.
     pub(crate) fn victim(&self, parent: Option<Digest>, last: Option<&Name>) -> Option<Arc<Name>> {
         let ancestor = |name: &Name| name.kind == Kind::Segment && Some(name.end) == parent;
-        let mut fit = self.leaves.iter().map(|(_, name)| name).filter(|name| !ancestor(name));
-        let first = fit.next();
-        let chosen = first.filter(|name| Some(&***name) != last).or_else(|| fit.next()).or(first);
-        // Links that go round, which only forged headers make, leave no leaf; holds below a head do, too.
-        let round =
+        let mut candidates = self.leaves.iter().map(|(_, name)| name).filter(|name| !ancestor(name));
+        let oldest = candidates.next();
+        let victim = oldest.filter(|name| Some(&***name) != last).or_else(|| candidates.next()).or(oldest);
+        // Without leaves, either held records keep all others from being leaves, or the links form a cycle,
+        // which takes forged headers.
+        let cyclic =
             || self.leaves.is_empty() && !self.holds.keys().any(|name| self.entries.contains_key(name));
         let any = || self.entries.keys().find(|name| !ancestor(name));
-        chosen.or_else(|| if round() { any() } else { None }).cloned()
+        victim.or_else(|| if cyclic() { any() } else { None }).cloned()
     }
 
-    /// Records of a layout whose parent neither name nor header has told yet; once after each scan.
+    /// The records of a layout whose headers must be read to know their parents. Empty until the next scan
+    /// once it has been called.
     pub(crate) fn unlinked(&mut self, space: Digest, layout: Digest) -> Vec<Name> {
         if !self.unread.remove(&(space, layout)) {
             return Vec::new();
@@ -179,7 +181,7 @@ impl Index {
                 if name.kind == Kind::Segment && !self.ends.contains_key(&name.start) {
                     unlinked.push(**name);
                 } else {
-                    // The same link as before, and certain.
+                    // The name gives the link, so there is no need to read the header.
                     entry.parent = Parent::Absent;
                 }
             }
@@ -187,10 +189,10 @@ impl Index {
         unlinked
     }
 
-    /// Takes over what a scan found; what it did not find is gone. Headers that were read stay known.
-    pub(crate) fn replace(&mut self, found: Vec<(Name, Entry)>) {
+    /// Replaces all entries by the result of a scan. Parents that are already known are kept.
+    pub(crate) fn replace(&mut self, records: Vec<(Name, Entry)>) {
         let mut fresh = Self { holds: std::mem::take(&mut self.holds), ..Self::default() };
-        for (name, mut entry) in found {
+        for (name, mut entry) in records {
             match self.entries.get(&name) {
                 Some(known) => entry.parent = known.parent,
                 None => drop(fresh.unread.insert((name.space, name.layout))),
@@ -229,7 +231,7 @@ impl Index {
         }
     }
 
-    /// Recomputes everything that is kept beside the entries.
+    /// Recomputes everything derived from the entries, and compares.
     pub(crate) fn check(&self) -> Result<(), String> {
         let mut fresh = Self { holds: self.holds.clone(), ..Self::default() };
         for (name, entry) in &self.entries {
@@ -243,83 +245,11 @@ impl Index {
         if (fresh.bytes, &fresh.leaves, &fresh.below) != (self.bytes, &self.leaves, &self.below)
             || ends(&fresh) != ends(self)
         {
-            return Err("the index of records contradicts its entries".into());
+            return Err("the index of records is inconsistent with its entries".into());
         }
         Ok(())
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn name(start: u8, end: u8, kind: Kind) -> Name {
-        let digest = |byte| Digest([byte; 32]);
-        Name { space: digest(0), layout: digest(0), start: digest(start), length: 1, end: digest(end), kind }
-    }
-
-    fn entry(used: u64) -> Entry {
-        Entry { bytes: 10, used: Duration::from_secs(used), parent: Parent::Unread }
-    }
-
-    #[test]
-    fn tails_go_before_heads_and_checkpoints_before_their_segment() {
-        let mut index = Index::default();
-        let (a, b) = (name(1, 2, Kind::Segment), name(2, 3, Kind::Segment));
-        let c = name(2, 3, Kind::Checkpoint);
-        index.insert(a, entry(1));
-        index.insert(b, entry(2));
-        index.insert(c, entry(3));
-        let mut order = Vec::new();
-        while let Some(victim) = index.victim(None, None) {
-            index.check().unwrap();
-            index.remove(&victim);
-            order.push(*victim);
-        }
-        assert_eq!(order, [c, b, a]);
-        assert_eq!((index.len(), index.bytes), (0, 0));
-    }
-
-    #[test]
-    fn a_split_child_hangs_where_its_header_says() {
-        let mut index = Index::default();
-        let (parent, child) = (name(1, 9, Kind::Segment), name(5, 6, Kind::Segment));
-        index.replace(vec![(parent, entry(1)), (child, entry(2))]);
-        assert_eq!(index.unlinked(Digest([0; 32]), Digest([0; 32])).len(), 2);
-        index.update(&parent, |entry| entry.parent = Parent::Absent);
-        index.update(&child, |entry| entry.parent = Parent::Ends(parent.end));
-        assert_eq!(index.unlinked(Digest([0; 32]), Digest([0; 32])), []);
-        assert_eq!(*index.victim(None, None).unwrap(), child);
-        index.check().unwrap();
-    }
-
-    #[test]
-    fn held_parents_and_the_newest_stay() {
-        let mut index = Index::default();
-        let (a, b) = (name(1, 2, Kind::Segment), name(3, 4, Kind::Segment));
-        index.insert(a, entry(1));
-        index.insert(b, entry(2));
-        index.hold(&a);
-        assert_eq!(*index.victim(None, None).unwrap(), b);
-        assert_eq!(index.free_bytes(), 10);
-        assert_eq!(index.victim(Some(b.end), None), None, "b is the parent of what comes");
-        index.release(&a);
-        assert_eq!(*index.victim(None, Some(&a)).unwrap(), b, "a was written last");
-        index.remove(&b);
-        assert_eq!(*index.victim(None, Some(&a)).unwrap(), a, "a is alone");
-        index.check().unwrap();
-    }
-
-    #[test]
-    fn links_that_go_round_do_not_keep_records_for_ever() {
-        let mut index = Index::default();
-        index.insert(name(1, 2, Kind::Segment), entry(1));
-        index.insert(name(2, 1, Kind::Segment), entry(1));
-        index.insert(name(3, 3, Kind::Segment), entry(1));
-        for _ in 0..3 {
-            let victim = index.victim(None, None).unwrap();
-            index.remove(&victim);
-        }
-        assert_eq!(index.len(), 0);
-    }
-}
+mod tests;

@@ -1,8 +1,8 @@
-//! The bytes that a folder holds and those that are promised, shared by all processes in one file.
+//! The ledger: bytes stored and claimed in a folder, in one file shared by all processes.
 //!
-//! Two copies are written in turn, so that one half-written by a process that dies leaves the other. Where
-//! the count is wrong it is too high, never too low: room is claimed before a file is made and given back
-//! after it is gone. A scan under the lock sets it right.
+//! Writes alternate between two copies, so a process that dies halfway through one leaves the other intact.
+//! The count can be too high but never too low: room is claimed before a file is created, and released after
+//! it is gone. A scan under the lock corrects it.
 
 use std::io::{self, IoSlice, IoSliceMut};
 
@@ -12,19 +12,19 @@ const MAGIC: &[u8; 8] = b"kvledger";
 const COPY: usize = 2048;
 const FIXED: usize = 48;
 const SLOT: usize = 16;
-/// Size of the file, which is part of what the folder holds.
+/// Size of the file, which counts towards the folder's limit.
 pub(crate) const LEDGER_BYTES: u64 = 2 * COPY as u64;
-/// Processes that can have room claimed at one time.
+/// Maximum number of processes with claims at the same time.
 const MAX_SLOTS: usize = (COPY - FIXED - 4) / SLOT;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ledger {
     sequence: u64,
-    /// Upper bound of the bytes of all files but those being written.
+    /// Upper bound on the bytes of all files except those being written.
     pub(crate) stored: u64,
-    /// Records ever published: a process that knows of fewer has not seen all files.
+    /// Records ever published. A process that knows of fewer has not seen all files.
     pub(crate) published: u64,
-    /// Bytes that each live process has claimed for files being written.
+    /// Owner id and claimed bytes of each process that is writing files.
     pub(crate) slots: Vec<(u64, u64)>,
 }
 
@@ -34,7 +34,7 @@ impl Ledger {
         self.slots.iter().map(|slot| slot.1).sum()
     }
 
-    /// Sets what `owner` has claimed; `false` where too many processes have claims.
+    /// Sets what `owner` has claimed. Returns `false` if too many processes have claims.
     pub(crate) fn set(&mut self, owner: u64, claimed: u64) -> bool {
         self.slots.retain(|slot| slot.0 != owner);
         if claimed > 0 {
@@ -43,7 +43,7 @@ impl Ledger {
         self.slots.len() <= MAX_SLOTS
     }
 
-    /// The newer valid copy; `None` where there is none.
+    /// Reads the newer valid copy; `None` if neither is valid.
     pub(crate) fn read(handle: &dyn Handle) -> io::Result<Option<Self>> {
         let length = handle.stat()?.bytes.min(LEDGER_BYTES);
         let mut bytes = vec![0; length as usize];
@@ -51,7 +51,7 @@ impl Ledger {
         Ok(bytes.chunks_exact(COPY).filter_map(Self::decode).max_by_key(|ledger| ledger.sequence))
     }
 
-    /// Writes over the older copy.
+    /// Overwrites the older copy.
     pub(crate) fn write(&mut self, handle: &dyn Handle) -> io::Result<()> {
         self.sequence += 1;
         let at = self.sequence % 2 * COPY as u64;
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn comes_back_as_it_was_and_refuses_every_flip() {
+    fn decodes_what_it_encodes_and_rejects_every_bit_flip() {
         let ledger = Ledger { sequence: 7, stored: 1 << 40, published: 9, slots: vec![(1, 2), (3, 4)] };
         let bytes = ledger.encode();
         assert_eq!(bytes.len(), COPY);
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn holds_as_many_slots_as_fit() {
+    fn holds_up_to_the_maximum_number_of_slots() {
         let mut ledger = Ledger::default();
         for owner in 0..MAX_SLOTS as u64 {
             assert!(ledger.set(owner, 1));

@@ -1,21 +1,22 @@
-//! One folder of records: bounded, private, shared by processes, never in the way.
+//! One folder of records: bounded, private, and shared by processes.
 //!
-//! - **Room.** The bytes of all files in the folder, temporary and foreign ones too, are at most `max_bytes`
-//!   at every instant: room is claimed under a lock that all processes share, before a file is made.
-//! - **Order.** Oldest use first, tails before heads; never a record that is held, that the new one hangs
-//!   below, or, if there is another, the one written last.
-//! - **Failures.** No method panics or blocks on another process but for the lock of the folder; only
-//!   [`Folder::contains`], [`Folder::hold`] and [`Folder::stats`] are free of I/O, and so may be called where
-//!   nothing may wait. A folder that cannot be used is off, with a reason, and tried again each minute.
+//! - **Room.** The files in the folder, including temporary and foreign ones, never hold more than `max_bytes`
+//!   bytes: room is claimed before a file is created, under a lock shared by all processes.
+//! - **Eviction order.** Least recently used first, tails before heads. Never a record that is held, or the
+//!   parent of the record being written; the last one written only if there is no other.
+//! - **Failures.** No method panics, or blocks on another process except for the folder's lock. Only
+//!   [`Folder::contains`], [`Folder::hold`] and [`Folder::stats`] do no I/O, so only they may be called where
+//!   waiting is not acceptable. A folder that cannot be used is off, with a reason, and retried every minute.
 
+mod evict;
 mod gate;
 mod index;
 mod ledger;
+mod maintenance;
 mod put;
 mod room;
 mod scan;
 mod stats;
-mod tend;
 
 use std::{
     collections::BTreeSet,
@@ -42,46 +43,46 @@ use index::Index;
 use ledger::Ledger;
 use stats::Counters;
 
-/// A folder that is off is tried again after this, and a pause ends.
+/// How long a folder stays off before a retry, and how long a pause lasts.
 pub const RETRY: Duration = Duration::from_secs(60);
 
-/// How a folder is used.
+/// The settings of a folder.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Made where it is missing, with mode 0700; one that is there gets that mode.
+    /// The root. Created with mode 0700 if missing; an existing folder is set to that mode.
     pub root: PathBuf,
-    /// Limit of the bytes of all files in it. Each process keeps to its own; so the smallest one holds.
+    /// Maximum bytes of all files in it. Each process obeys its own limit, so the smallest wins.
     pub max_bytes: u64,
-    /// Bytes of the volume that stay free, as far as evicting our own records can see to it.
+    /// Bytes to keep free on the volume, as far as evicting our own records can achieve that.
     pub reserve: u64,
-    /// Whether records survive a loss of power: data and folders are synced.
+    /// Whether to sync data and folders, so that records survive a power failure.
     pub durable: bool,
 }
 
 /// Why a record was not written.
 #[derive(Debug)]
 pub enum Refusal {
-    /// The queue's bytes would exceed its limit.
+    /// The queue would exceed its limit.
     QueueFull,
-    /// The segment above it is not on disk, nor in the queue.
+    /// Its parent is neither on disk nor in the queue.
     Parent,
-    /// Larger than the limit of the whole folder.
+    /// It is larger than the limit of the whole folder.
     TooLarge,
-    /// All that may be evicted would not make room below the limit.
+    /// Evicting every evictable record would not make enough room under the limit.
     Room,
-    /// All that may be evicted would not bring the volume's free space above the reserve.
+    /// Evicting every evictable record would not bring the volume's free space up to the reserve.
     Reserve,
-    /// The volume was full a short time ago.
+    /// The volume was full less than a minute ago.
     Paused,
-    /// Writing failed too often.
+    /// Writing has failed too often, or is not permitted.
     ReadOnly,
     /// The folder cannot be used.
     Off,
-    /// The writer was closed.
+    /// The writer is closed.
     Closed,
-    /// Given up on request.
+    /// Cancelled by the caller.
     Cancelled,
-    /// The record contradicts itself; the text says how.
+    /// The record is inconsistent; the text says how.
     Invalid(String),
     /// The file system failed.
     Io(io::Error),
@@ -117,21 +118,21 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// A folder of records. Share it in an [`Arc`]; all methods may be called from any thread.
+/// A folder of records. Share it in an [`Arc`] and call it from any thread.
 pub struct Folder {
     settings: Settings,
     files: Arc<dyn Files>,
     clock: Arc<dyn Clock>,
-    /// What needs the lock that processes share. Taken before `index` or any other, and kept during I/O.
+    /// Serialises use of the folder's cross-process lock. Locked before any other mutex, and held during I/O.
     gate: Mutex<Option<Root>>,
-    /// Kept only for moments, never during I/O.
+    /// Locked only briefly, never during I/O.
     index: Mutex<Index>,
     /// The record written last.
     last: Mutex<Option<Name>>,
     mode: Mutex<stats::Mode>,
     counters: Mutex<Counters>,
     ready: (Mutex<bool>, Condvar),
-    /// The ledger may be too high.
+    /// The ledger may be too high, so a scan may find room.
     suspected: AtomicBool,
     /// Folders whose new entries are not durable yet.
     unsynced: Mutex<BTreeSet<PathBuf>>,
@@ -140,19 +141,19 @@ pub struct Folder {
     used: AtomicU64,
 }
 
-/// A thread that panicked with a lock held has left no half-done step in what these locks protect.
+/// No panic leaves what these locks protect half changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// When `timeout` is over; a day from now at most, since some clocks cannot add more.
+/// The instant at which `timeout` ends. Capped at one day, since adding more overflows on some systems.
 pub(crate) fn deadline(timeout: Duration) -> Instant {
     Instant::now() + timeout.min(Duration::from_secs(86_400))
 }
 
 impl Folder {
-    /// Returns at once; a thread makes or scans the folder meanwhile. Reads do not wait for it, writes do.
-    /// A folder that cannot be used gives no error here: [`Stats::state`] has it.
+    /// Opens a folder. Returns at once; a background thread creates or scans it. Writes wait for the scan,
+    /// reads do not. A folder that cannot be used is not an error here: see [`Stats::state`].
     pub fn open(settings: Settings, files: Arc<dyn Files>, clock: Arc<dyn Clock>) -> Arc<Self> {
         let folder = Arc::new(Self {
             settings,
@@ -182,7 +183,7 @@ impl Folder {
         folder
     }
 
-    /// Waits until the first scan has ended, well or not; `false` after `timeout`.
+    /// Waits until the first scan has ended, successfully or not. Returns `false` after `timeout`.
     pub fn wait_ready(&self, timeout: Duration) -> bool {
         let end = deadline(timeout);
         let mut ready = lock(&self.ready.0);
@@ -195,18 +196,18 @@ impl Folder {
         true
     }
 
-    /// How the folder is used.
+    /// The folder's settings.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// Whether this process knows of the record: from the scan, or because it wrote it. O(1), no I/O; another
-    /// process may have removed it since.
+    /// Whether this process knows of the record, from a scan or because it wrote it. Another process may have
+    /// removed it since. O(1), no I/O.
     pub fn contains(&self, name: &Name) -> bool {
         lock(&self.index).get(name).is_some()
     }
 
-    /// Keeps records from being evicted by this process until the guard is dropped. Names may be unknown.
+    /// Protects records from eviction by this process until the guard is dropped. Unknown names are allowed.
     /// O(records · log n), no I/O.
     pub fn hold(self: &Arc<Self>, names: &[Name]) -> Hold {
         let mut index = lock(&self.index);
@@ -221,7 +222,7 @@ impl Folder {
         *lock(&self.ready.0)
     }
 
-    /// Forgets a record that turned out to be gone.
+    /// Removes a record from the index whose file is gone.
     pub(crate) fn forget(&self, name: &Name) {
         lock(&self.index).remove(name);
     }
@@ -231,13 +232,13 @@ impl Folder {
         self.files.open(&self.path(name.path()), Open::Read)
     }
 
-    /// A time of use later than all before in this process.
+    /// A time of use later than all earlier ones in this process.
     fn tick(&self) -> Duration {
         self.ticks(1).next().unwrap_or_default()
     }
 
-    /// Times of use for a path of `count` records, later than all before in this process; the head's is the
-    /// last.
+    /// Times of use for a path of `count` records, later than all earlier ones in this process. The head gets
+    /// the latest.
     pub(crate) fn ticks(&self, count: usize) -> impl Iterator<Item = Duration> {
         let now = u64::try_from(self.clock.now().as_nanos()).unwrap_or(u64::MAX);
         let count = count as u64;
@@ -270,7 +271,7 @@ impl fmt::Debug for Folder {
     }
 }
 
-/// Keeps records from eviction: see [`Folder::hold`].
+/// Protects records from eviction: see [`Folder::hold`].
 #[derive(Debug)]
 pub struct Hold {
     folder: Arc<Folder>,

@@ -1,4 +1,4 @@
-//! Writing one record, from checksum to rename.
+//! Writes one record, from checksum to rename.
 
 use std::path::{Path, PathBuf};
 
@@ -9,15 +9,15 @@ use crate::{
 };
 
 impl Folder {
-    /// Writes a record on this thread: checks and checksums it, makes room, writes a temporary file, renames
-    /// it. A record that is there costs no bytes. Counts what it did and what it refused. Blocks as long as
+    /// Writes a record on this thread: checks and checksums it, makes room, writes a temporary file and
+    /// renames it. A record that is already on disk writes nothing. Updates the counters. Blocks for as long as
     /// the disk, or a process that holds the folder's lock, does.
     ///
-    /// A full volume: as many bytes of old records as this one has are evicted, it is tried once more, and
-    /// then nothing is written for a minute. Three errors of the device in a row: the folder is read-only.
+    /// If the volume is full, evicts at least as many bytes as the record needs and tries again; if that fails
+    /// too, nothing is written for a minute. After three device errors in a row, the folder is read-only.
     ///
     /// # Errors
-    /// Why it was not written. Nothing of it is left.
+    /// Why the record was not written. Nothing of it is left on disk.
     pub fn put(&self, spec: &Spec, arrays: &[&[u8]]) -> Result<Put, Refusal> {
         let put = self.writable().and_then(|()| self.put_uncounted(spec, arrays));
         match &put {
@@ -31,16 +31,16 @@ impl Folder {
     fn put_uncounted(&self, spec: &Spec, arrays: &[&[u8]]) -> Result<Put, Refusal> {
         let invalid = |error: record::SpecError| Refusal::Invalid(error.0);
         let bytes = record::file_bytes(spec).map_err(invalid)?;
-        // Before all checksums and without the lock, for what is most often there.
+        // A shortcut for the common case, before computing checksums and without the lock.
         let known = lock(&self.index).get(&spec.name).is_some_and(|entry| entry.bytes == bytes);
-        let there = || self.files.stat(&self.path(spec.name.path())).is_ok_and(|stat| stat.bytes == bytes);
-        if known && there() {
+        let on_disk = || self.files.stat(&self.path(spec.name.path())).is_ok_and(|stat| stat.bytes == bytes);
+        if known && on_disk() {
             return Ok(Put::Duplicate);
         }
         let header = record::encode(spec, arrays).map_err(invalid)?;
         let put = match self.attempt(spec, &header, arrays, bytes) {
             Err(Refusal::Io(error)) if is_full(&error) => {
-                self.make_room_on_volume(spec, bytes);
+                self.evict_from_full_volume(spec, bytes);
                 self.attempt(spec, &header, arrays, bytes)
             }
             first => first,
@@ -48,7 +48,7 @@ impl Folder {
         match &put {
             Ok(Put::Written) => self.count_written(bytes),
             Err(Refusal::Io(error)) if is_full(error) => self.pause(),
-            Err(Refusal::Io(error)) => self.blame(error),
+            Err(Refusal::Io(error)) => self.note_write_error(error),
             _ => {}
         }
         put
@@ -70,8 +70,8 @@ impl Folder {
         Ok(put)
     }
 
-    /// The volume is full, whatever it says of its free bytes: at least as many of ours go.
-    fn make_room_on_volume(&self, spec: &Spec, bytes: u64) {
+    /// Evicts at least `bytes` from a full volume, whatever it reports as free.
+    fn evict_from_full_volume(&self, spec: &Spec, bytes: u64) {
         let parent = spec.parent.map(|parent| parent.end);
         let _ = self.locked(|locked| {
             let before = locked.ledger.stored;
@@ -84,7 +84,8 @@ impl Folder {
         });
     }
 
-    /// Makes the names of records written since the last call durable: once a batch. Without `durable`, nothing.
+    /// Syncs the folders of records written since the last call. Called once per batch. Does nothing unless
+    /// the folder is durable.
     pub fn sync(&self) {
         let folders: Vec<PathBuf> = std::mem::take(&mut *lock(&self.unsynced)).into_iter().collect();
         for folder in folders {
@@ -93,7 +94,8 @@ impl Folder {
     }
 }
 
-/// A folder that is gone needs no sync, and what a failure of one loses, a checksum or a miss will show.
+/// Ignores errors: a folder that is gone needs no sync, and a record lost to a failed one is a miss or fails
+/// its checksum.
 fn sync_folder(files: &dyn Files, folder: &Path) {
     let _ = files.open(folder, Open::Folder).and_then(|handle| handle.sync());
 }

@@ -1,4 +1,4 @@
-//! What is in the folder: the names are the index.
+//! Scans the folder: file names alone rebuild the index.
 
 use std::{
     collections::HashSet,
@@ -18,11 +18,11 @@ use crate::{
     name::Name,
 };
 
-/// Deeper than this nothing is counted; our own files are at depth 4.
+/// Files deeper than this are not counted. Our own are at depth 4.
 const MAX_DEPTH: usize = 16;
 
-/// `Ok(None)` where there is nothing (any more).
-fn missing<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+/// Maps `NotFound` to `Ok(None)`: other processes may remove files during the scan.
+fn optional<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
@@ -30,32 +30,33 @@ fn missing<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
+/// What a scan counts.
 #[derive(Default)]
-struct Found {
+struct Census {
     records: Vec<(Name, Entry)>,
     bytes: u64,
 }
 
-impl Found {
+impl Census {
     fn count(&mut self, stat: &Stat) {
         self.bytes += stat.bytes;
     }
 
-    /// Whatever is not ours: counted, never touched.
-    fn foreign(&mut self, files: &dyn Files, path: &Path, depth: usize) -> io::Result<()> {
-        let Some(stat) = missing(files.stat(path))? else { return Ok(()) };
+    /// Counts files that are not ours, and never touches them.
+    fn count_foreign(&mut self, files: &dyn Files, path: &Path, depth: usize) -> io::Result<()> {
+        let Some(stat) = optional(files.stat(path))? else { return Ok(()) };
         if !stat.is_folder {
             self.count(&stat);
         } else if depth < MAX_DEPTH {
-            for name in missing(files.list(path))?.unwrap_or_default() {
-                self.foreign(files, &path.join(name), depth + 1)?;
+            for name in optional(files.list(path))?.unwrap_or_default() {
+                self.count_foreign(files, &path.join(name), depth + 1)?;
             }
         }
         Ok(())
     }
 
-    /// The folder of one `h(start)`.
-    fn start(
+    /// Counts the records in the folder of one `h(start)`.
+    fn count_records(
         &mut self,
         files: &dyn Files,
         path: &Path,
@@ -63,14 +64,14 @@ impl Found {
         layout: Digest,
         hash: &str,
     ) -> io::Result<()> {
-        let Some(names) = missing(files.list(path))? else { return Ok(()) };
+        let Some(names) = optional(files.list(path))? else { return Ok(()) };
         if names.is_empty() {
             let _ = files.remove_folder(path);
         }
         for file in names {
             let at = path.join(&file);
             let tail = format!("{hash}/{}", file.to_str().unwrap_or_default());
-            match (Name::parse(space, layout, &tail), missing(files.stat(&at))?) {
+            match (Name::parse(space, layout, &tail), optional(files.stat(&at))?) {
                 (_, None) => {}
                 (Some(name), Some(stat)) if stat.is_file => {
                     self.count(&stat);
@@ -79,41 +80,42 @@ impl Found {
                         Entry { bytes: stat.bytes, used: stat.modified, parent: Parent::Unread },
                     ));
                 }
-                _ => self.foreign(files, &at, 4)?,
+                _ => self.count_foreign(files, &at, 4)?,
             }
         }
         Ok(())
     }
 }
 
-/// The entries of a folder of ours that are digests; the others are counted as foreign.
+/// The subfolders of one of our folders that are named by digests. Counts everything else as foreign.
 fn digests(
     files: &dyn Files,
     path: &Path,
-    found: &mut Found,
+    census: &mut Census,
     depth: usize,
 ) -> io::Result<Vec<(Digest, PathBuf)>> {
     let mut digests = Vec::new();
-    for name in missing(files.list(path))?.unwrap_or_default() {
+    for name in optional(files.list(path))?.unwrap_or_default() {
         let at = path.join(&name);
         match name.to_str().unwrap_or_default().parse() {
-            Ok(digest) if missing(files.stat(&at))?.is_some_and(|stat| stat.is_folder) => {
+            Ok(digest) if optional(files.stat(&at))?.is_some_and(|stat| stat.is_folder) => {
                 digests.push((digest, at));
             }
-            _ => found.foreign(files, &at, depth)?,
+            _ => census.count_foreign(files, &at, depth)?,
         }
     }
     Ok(digests)
 }
 
 impl Locked<'_> {
-    /// Counts every file, indexes the records, removes what dead processes left. O(files); the lock is held,
-    /// so no record comes meanwhile, and what a reader removes meanwhile is counted at most too high.
+    /// Counts every file, rebuilds the index, and removes leftovers of dead processes. O(files). The lock
+    /// is held, so no records are added during the scan; readers may remove some, so the count can only be too
+    /// high.
     pub(super) fn scan(&mut self) -> io::Result<()> {
         let folder = self.folder;
         let files = &*folder.files;
         let root = &folder.settings.root;
-        let mut found = Found::default();
+        let mut census = Census::default();
         folder.suspected.store(false, std::sync::atomic::Ordering::Relaxed);
 
         let names = files.list(root)?;
@@ -129,31 +131,31 @@ impl Locked<'_> {
                 let _ = files.unlink(&path);
             }
             if name == LEDGER || name.starts_with(OWNER) || name.starts_with(TEMPORARY) {
-                if let Some(stat) = missing(files.stat(&path))? {
-                    // The ledger grows to its full length with the next write.
-                    found.bytes += stat.bytes.max(if name == LEDGER { LEDGER_BYTES } else { 0 });
+                if let Some(stat) = optional(files.stat(&path))? {
+                    // The ledger grows to its full size with the next write.
+                    census.bytes += stat.bytes.max(if name == LEDGER { LEDGER_BYTES } else { 0 });
                 }
             } else if let Ok(space) = name.parse::<Digest>()
-                && missing(files.stat(&path))?.is_some_and(|stat| stat.is_folder)
+                && optional(files.stat(&path))?.is_some_and(|stat| stat.is_folder)
             {
-                for (layout, path) in digests(files, &path, &mut found, 2)? {
-                    for (start, path) in digests(files, &path, &mut found, 3)? {
-                        found.start(files, &path, space, layout, &start.to_string())?;
+                for (layout, path) in digests(files, &path, &mut census, 2)? {
+                    for (start, path) in digests(files, &path, &mut census, 3)? {
+                        census.count_records(files, &path, space, layout, &start.to_string())?;
                     }
                 }
             } else {
-                found.foreign(files, &path, 1)?;
+                census.count_foreign(files, &path, 1)?;
             }
         }
         self.ledger.slots.retain(|slot| alive.contains(&slot.0));
-        self.ledger.stored = found.bytes;
+        self.ledger.stored = census.bytes;
         self.root.known = self.ledger.published;
         self.root.scanned = Some(folder.clock.now());
-        super::lock(&folder.index).replace(found.records);
+        super::lock(&folder.index).replace(census.records);
         Ok(())
     }
 
-    /// The processes that use the folder. Owner files of others, which no lock protects, are removed.
+    /// The ids of the processes that use the folder. Removes owner files that no process has locked.
     fn alive(&self, names: &[OsString]) -> io::Result<HashSet<u64>> {
         let files = &*self.folder.files;
         let mut alive = HashSet::from([self.root.id]);
@@ -164,7 +166,7 @@ impl Locked<'_> {
             match id {
                 Some(id) if id == self.root.id => {}
                 Some(id) => {
-                    let Some(handle) = missing(files.open(&path, Open::Shared))? else { continue };
+                    let Some(handle) = optional(files.open(&path, Open::Shared))? else { continue };
                     if handle.lock(false)? {
                         let _ = files.unlink(&path);
                     } else {

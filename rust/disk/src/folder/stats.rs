@@ -1,4 +1,4 @@
-//! State and counters of a folder.
+//! The state and counters of a folder.
 
 use std::{collections::BTreeMap, io, sync::atomic::Ordering, time::Duration};
 
@@ -6,60 +6,60 @@ use rustix::io::Errno;
 
 use super::{Folder, RETRY, Refusal, lock};
 
-/// Whether a folder is used.
+/// Whether a folder is in use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum State {
-    /// Reads and writes.
+    /// It reads and writes.
     #[default]
     On,
-    /// Reads only; the text says why.
+    /// It only reads; the text says why.
     ReadOnly(String),
-    /// Neither; the text says why.
+    /// It does neither; the text says why.
     Off(String),
 }
 
-/// Failed writes in a row after which a folder is read-only for good.
+/// A folder is read-only for good after this many failed writes in a row.
 const MAX_WRITE_ERRORS: u32 = 3;
 
 #[derive(Debug, Default)]
 pub(super) struct Mode {
     state: State,
-    /// When a state other than `On` is tried again; never where `None`.
+    /// When to retry a state other than `On`; `None` for never.
     retry: Option<Duration>,
-    /// No writes before this: the volume was full.
+    /// No writes before this time, because the volume was full.
     paused: Option<Duration>,
     write_errors: u32,
 }
 
-/// Counters since the folder was opened, and what it holds now.
+/// Counters since the folder was opened, and its current contents.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Whether it is used.
+    /// Whether it is in use.
     pub state: State,
-    /// Records that this process knows of.
+    /// Records known to this process.
     pub records: u64,
-    /// Bytes of all files and claims, at least; as of this process's last write or scan.
+    /// Upper bound on the bytes of all files and claims, as of this process's last write or scan.
     pub nbytes: u64,
     /// The limit.
     pub max_bytes: u64,
     /// Records written.
     pub written_records: u64,
-    /// Bytes of them, headers included.
+    /// Bytes written, including headers.
     pub written_bytes: u64,
     /// Records read and verified.
     pub read_records: u64,
-    /// Bytes handed out.
+    /// Payload bytes of those records.
     pub read_bytes: u64,
-    /// Time of all calls of `Reader::read` together.
+    /// Total time in `Reader::read`.
     pub read_time: Duration,
-    /// Records that were already there.
+    /// Records submitted that were already queued or on disk.
     pub duplicates: u64,
-    /// Records that left the folder, by reason: `limit`, `reserve`, `full`, `short`, `corrupt`, `other_tokens`,
-    /// `misplaced`, `io_error`, `removed`, `expired`.
+    /// Records removed from the folder, by reason: `limit`, `reserve`, `full`, `short`, `corrupt`,
+    /// `other_tokens`, `misplaced`, `io_error`, `removed`, `expired`.
     pub dropped_by_reason: BTreeMap<&'static str, u64>,
     /// Records not written, by [`Refusal::reason`].
     pub refused_by_reason: BTreeMap<&'static str, u64>,
-    /// Records not handed out, by [`Outcome::reason`](crate::reader::Outcome::reason).
+    /// Records not read, by [`Outcome::reason`](crate::reader::Outcome::reason).
     pub missed_by_reason: BTreeMap<&'static str, u64>,
 }
 
@@ -67,7 +67,7 @@ pub struct Stats {
 pub(super) struct Counters(Stats);
 
 impl Folder {
-    /// State and counters. No I/O.
+    /// The current state and counters. No I/O.
     pub fn stats(&self) -> Stats {
         let records = lock(&self.index).len() as u64;
         let state = lock(&self.mode).state.clone();
@@ -110,8 +110,8 @@ impl Folder {
         counters.0.read_time += time;
     }
 
-    /// Whether the folder may be used at all; where it is off and its minute is over, it may be tried.
-    pub(super) fn try_again(&self) -> Result<(), Refusal> {
+    /// Fails if the folder is off and it is not yet time to retry.
+    pub(super) fn check_not_off(&self) -> Result<(), Refusal> {
         let mode = lock(&self.mode);
         match mode.state {
             State::Off(_) if mode.retry.is_none_or(|at| self.clock.now() < at) => Err(Refusal::Off),
@@ -119,9 +119,9 @@ impl Folder {
         }
     }
 
-    /// Whether a write has a chance. No I/O.
+    /// Fails if a write has no chance at the moment. No I/O.
     pub(crate) fn writable(&self) -> Result<(), Refusal> {
-        self.try_again()?;
+        self.check_not_off()?;
         let now = self.clock.now();
         let mut mode = lock(&self.mode);
         if matches!(mode.state, State::ReadOnly(_)) {
@@ -150,8 +150,8 @@ impl Folder {
         lock(&self.mode).paused = Some(self.clock.now() + RETRY);
     }
 
-    /// Draws the consequence of a failed write.
-    pub(super) fn blame(&self, error: &io::Error) {
+    /// Updates the state after a failed write.
+    pub(super) fn note_write_error(&self, error: &io::Error) {
         let mut mode = lock(&self.mode);
         match error.raw_os_error().map(Errno::from_raw_os_error) {
             Some(Errno::IO) => {
@@ -170,7 +170,7 @@ impl Folder {
     }
 }
 
-/// Whether the volume, or the user's share of it, is full.
+/// Whether the volume or the user's quota is full.
 pub(super) fn is_full(error: &io::Error) -> bool {
     matches!(error.raw_os_error().map(Errno::from_raw_os_error), Some(Errno::NOSPC | Errno::DQUOT))
 }

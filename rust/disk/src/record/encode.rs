@@ -1,4 +1,4 @@
-//! Header and file of a record. The arrays are borrowed and never copied.
+//! Encodes and writes records. The arrays are borrowed, never copied.
 
 use std::{
     fmt::Write as _,
@@ -17,25 +17,25 @@ use crate::{
     name::{FORMAT_VERSION, Kind},
 };
 
-/// The header of a record of `arrays`, everything before the payload: checksums every byte once, copies none.
-/// Equal input gives equal bytes. The file is the header followed by the arrays.
+/// Encodes the header of a record, which is everything before the payload. The file is the header followed by
+/// `arrays`. Checksums every byte once and copies none. Deterministic.
 ///
 /// # Errors
-/// A spec that contradicts itself, or an array of another size than its spec says.
+/// An inconsistent spec, or an array whose size differs from its spec.
 pub fn encode(spec: &Spec, arrays: &[&[u8]]) -> Result<Vec<u8>, SpecError> {
     spec.check()?;
     let extents = spec.extents()?;
     if arrays.len() != extents.len() {
-        return Err(SpecError(format!("a record of {} arrays got {}", extents.len(), arrays.len())));
+        return Err(SpecError(format!("the record needs {} arrays, found {}", extents.len(), arrays.len())));
     }
     let mut checksums = String::new();
     for ((array, extent), bytes) in spec.arrays.iter().zip(&extents).zip(arrays) {
         if bytes.len() != extent.bytes() {
             return Err(SpecError(format!(
-                "array {:?} has {} bytes, its shape asks for {}",
+                "array {:?} must have {} bytes for its shape, found {}",
                 array.name,
-                bytes.len(),
-                extent.bytes()
+                extent.bytes(),
+                bytes.len()
             )));
         }
         for step in 0..extent.steps() {
@@ -45,10 +45,10 @@ pub fn encode(spec: &Spec, arrays: &[&[u8]]) -> Result<Vec<u8>, SpecError> {
     Ok(seal(&text(spec, &extents, checksums)))
 }
 
-/// Bytes of the file of a record, without looking at its arrays.
+/// The size in bytes of a record's file, computed without its arrays.
 ///
 /// # Errors
-/// A spec that contradicts itself.
+/// An inconsistent spec.
 pub fn file_bytes(spec: &Spec) -> Result<u64, SpecError> {
     spec.check()?;
     let extents = spec.extents()?;
@@ -65,7 +65,7 @@ fn step_crc(extent: &Extent, bytes: &[u8], step: usize) -> u32 {
     })
 }
 
-/// The JSON from the digits of its checksum on, those as zeros.
+/// The JSON text from its checksum on, with the checksum's digits as zeros.
 fn text(spec: &Spec, extents: &[Extent], checksums: String) -> String {
     let mut tokens = Vec::with_capacity(spec.tokens.len() * 4);
     tokens.extend(spec.tokens.iter().flat_map(|token| token.to_le_bytes()));
@@ -124,7 +124,7 @@ fn header_bytes(text: &str) -> usize {
     (8 + OPENING.len() + text.len()).next_multiple_of(PAYLOAD_ALIGNMENT)
 }
 
-/// Length in front, spaces up to the payload, checksum into its place.
+/// Completes the header: adds its length, pads it up to the payload, and fills in its checksum.
 fn seal(text: &str) -> Vec<u8> {
     let length = header_bytes(text);
     let mut bytes = Vec::with_capacity(length);
@@ -137,10 +137,10 @@ fn seal(text: &str) -> Vec<u8> {
     bytes
 }
 
-/// Writes a record from the start of an empty file: one vectored write, where the system takes it whole.
+/// Writes a record to an empty file, in one vectored write if the system accepts it whole.
 ///
 /// # Errors
-/// The file's. What was written by then stays.
+/// The file system's. The file may then be partly written.
 pub fn write(handle: &dyn Handle, header: &[u8], arrays: &[&[u8]]) -> io::Result<()> {
     let mut pieces: Vec<IoSlice<'_>> = Vec::with_capacity(1 + arrays.len());
     pieces.push(IoSlice::new(header));

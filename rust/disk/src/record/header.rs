@@ -1,4 +1,4 @@
-//! A header read back, trusted in nothing.
+//! Parses headers without trusting them.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -12,31 +12,31 @@ use super::{
 };
 use crate::name::{FORMAT_VERSION, Identity, Kind, Media, Name};
 
-/// Why a file is no record.
+/// Why a file is not a valid record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Damage {
-    /// The file ends before its header or payload does.
+    /// The file ends inside its header or payload.
     Short,
-    /// Its checksum is another one, or it was never a record; the text says what was looked at.
+    /// A check fails, or the file never was a record; the text names the check.
     Corrupt(&'static str),
 }
 
-/// What a record's file says: its spec, and where its bytes are.
+/// A parsed header: the record's spec, and where its bytes are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// What it says of itself.
+    /// The record's spec.
     pub spec: Spec,
-    /// Bytes of the whole file.
+    /// Size of the whole file.
     pub file_bytes: u64,
-    /// Where the payload begins.
+    /// Offset of the payload.
     pub payload: u64,
     pub(crate) extents: Vec<Extent>,
-    /// Of all arrays in order, step by step.
+    /// The checksums of all arrays in order, one per step.
     pub(crate) checksums: Vec<u32>,
 }
 
 impl Header {
-    /// Length of the header, the 8 bytes in front of it included, from the first bytes of a file.
+    /// Reads the length of the header, including its 8-byte length field, from the first bytes of a file.
     pub(crate) fn length(first: &[u8]) -> Result<usize, Damage> {
         let first: [u8; 8] = first.get(..8).and_then(|f| f.try_into().ok()).ok_or(Damage::Short)?;
         usize::try_from(u64::from_le_bytes(first))
@@ -46,11 +46,11 @@ impl Header {
             .ok_or(Damage::Corrupt("length of the header"))
     }
 
-    /// Parses everything before the payload of a file of `file_bytes`. Checksum first: no flipped bit gets
-    /// past it. What was forged with a good checksum is still checked for consistency.
+    /// Parses everything before the payload of a file of `file_bytes`. Verifies the checksum first, which
+    /// catches every flipped bit, and then the consistency of the fields, since a header can be forged.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The first check that fails.
     pub fn parse(bytes: &[u8], file_bytes: u64) -> Result<Self, Damage> {
         if bytes.len() != Self::length(bytes)? {
             return Err(Damage::Short);

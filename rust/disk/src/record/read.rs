@@ -1,4 +1,4 @@
-//! Bytes of a record into the caller's memory: positioned, scattered, verified.
+//! Reads records into the caller's memory with scattered reads, and verifies them.
 
 use std::{
     io::{self, ErrorKind, IoSliceMut},
@@ -15,11 +15,11 @@ use crate::files::{Handle, read_exact};
 /// Why a record, or a part of one, could not be read.
 #[derive(Debug)]
 pub enum Failure {
-    /// The file is no good, and never will be.
+    /// The file is not a valid record.
     Damaged(Damage),
     /// The file system failed.
     Io(io::Error),
-    /// The caller's slices are not those that the header asks for.
+    /// The range is outside the record, or the caller's slices do not match it.
     Slices,
 }
 
@@ -35,7 +35,7 @@ impl From<Damage> for Failure {
     }
 }
 
-/// Reads and checks the header of an open file. O(header): one or two reads, of 16 KiB in most records.
+/// Reads and checks the header of an open file. O(header): one or two reads, one of 16 KiB for most records.
 ///
 /// # Errors
 /// Damage, or the file system's error.
@@ -59,18 +59,18 @@ pub fn read_header(handle: &dyn Handle) -> Result<Header, Failure> {
     Ok(Header::parse(&bytes, stat.bytes)?)
 }
 
-/// Arrays are read, and verified while they are in the CPU's cache, in groups of about this many bytes.
+/// Arrays are read in groups of about this many bytes, to verify each while it is in the CPU cache.
 const GROUP_BYTES: usize = 1 << 18;
 
-/// Reads tokens `range` (counted from the record's first) of every array into `slices`, and verifies them.
+/// Reads tokens `range` (relative to the record's first) of every array into `slices`, and verifies them.
 ///
-/// `slices` are those of the arrays in order: for an array with a token axis one for each index of the axes
-/// before it, of `range.len()` rows; for one without, one of all its bytes; for an array of no bytes, none.
-/// What lies outside the range but inside its checksums' steps goes to memory of this call's own: at most 510
-/// rows of each run. On an error the slices hold anything.
+/// `slices` follows the arrays in order. An array with a token axis takes one slice of `range.len()` rows for
+/// each index of the axes before that one; an array without takes one slice of all its bytes; an empty array
+/// takes none. Rows outside the range that share a checksum with it, at most 510 per run, are read into
+/// scratch memory. On an error, the contents of the slices are unspecified.
 ///
 /// # Errors
-/// Damage, the file system's error, or slices of other lengths than these.
+/// Damage, the file system's error, or slices of the wrong lengths.
 pub fn read_range(
     handle: &dyn Handle,
     header: &Header,
@@ -122,7 +122,7 @@ fn check(header: &Header, range: &Range<usize>, slices: &[&mut [u8]]) -> Result<
 /// One array's share of a read.
 struct Part<'a> {
     extent: Extent,
-    /// Of the array in the file.
+    /// Offset of the array in the file.
     offset: u64,
     checksums: &'a [u32],
     rows: Range<usize>,
@@ -130,13 +130,13 @@ struct Part<'a> {
 }
 
 impl Part<'_> {
-    /// The rows whose checksums cover the wanted ones.
+    /// The rows covered by the same checksums as the requested ones.
     fn cover(&self) -> Range<usize> {
         let start = self.rows.start / STEP_TOKENS * STEP_TOKENS;
         start..self.rows.end.next_multiple_of(STEP_TOKENS).min(self.extent.rows)
     }
 
-    /// Bytes of cover before and after the wanted rows, of each run.
+    /// Bytes of the cover before and after the requested rows, per run.
     fn edges(&self) -> (usize, usize) {
         let cover = self.cover();
         ((self.rows.start - cover.start) * self.extent.row, (cover.end - self.rows.end) * self.extent.row)
@@ -147,7 +147,7 @@ fn read_group(handle: &dyn Handle, group: &mut [Part<'_>], scratch: &mut Vec<u8>
     let edges = |part: &Part<'_>| part.extent.outer * (part.edges().0 + part.edges().1);
     scratch.resize(group.iter().map(edges).sum(), 0);
     let mut spare = scratch.as_mut_slice();
-    // Runs that lie one after another in the file are one call.
+    // Adjacent runs in the file share one call.
     let mut pending: Vec<IoSliceMut<'_>> = Vec::new();
     let (mut from, mut to) = (0, 0);
     for part in group.iter_mut() {

@@ -1,4 +1,4 @@
-//! What a record says of itself, and how its arrays lie.
+//! The description of a record, and the layout of its arrays.
 
 use std::{fmt, ops::Range, sync::Arc};
 
@@ -16,14 +16,14 @@ pub struct ArraySpec {
     pub dtype: Dtype,
     /// Shape, outermost first.
     pub shape: Vec<usize>,
-    /// The axis of tokens, as long as the record has tokens; `None` where the array cannot be cut.
+    /// The token axis, whose length is the record's number of tokens; `None` if the array cannot be cut.
     pub token_axis: Option<usize>,
 }
 
-/// Everything about a record but the bytes of its arrays.
+/// Everything about a record except the bytes of its arrays.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spec {
-    /// Name of its file. The caller guarantees that `start` and `end` are [`Namer`](crate::name::Namer)'s
+    /// Name of the file. The caller guarantees that `start` and `end` are [`Namer`](crate::name::Namer)'s
     /// hashes of the prompt that ends with `tokens`.
     pub name: Name,
     /// Namespace, layout, rank.
@@ -34,16 +34,16 @@ pub struct Spec {
     pub tokens: Vec<u32>,
     /// Media spans that overlap the tokens, at their positions in the prompt.
     pub media: Vec<Media>,
-    /// The segment that holds the token before `start`; `None` where there is none (`start` is 0, or the model
-    /// has no span layers). A record is written only where its parent is on disk, and evicted before it.
+    /// The segment that holds the token before `start`; `None` if there is none (`start` is 0, or the model has
+    /// no full-attention layers). A record is written only if its parent is on disk, and evicted before it.
     pub parent: Option<Name>,
-    /// The adapter's own text, kept as it is.
+    /// Free text of the layer adapter, stored verbatim.
     pub meta: String,
-    /// The arrays, in the order of their bytes.
+    /// The arrays, in file order.
     pub arrays: Vec<ArraySpec>,
 }
 
-/// A record that cannot be written: what was asked, what was found.
+/// Why a record cannot be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpecError(pub String);
 
@@ -55,14 +55,14 @@ impl fmt::Display for SpecError {
 
 impl std::error::Error for SpecError {}
 
-/// How the bytes of one array lie in memory and in the file.
+/// The layout of one array's bytes, in memory and in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Extent {
-    /// Runs of rows: the product of the axes before that of tokens. 0 where the array has no bytes.
+    /// Runs of rows: the product of the axes before the token axis. 0 if the array is empty.
     pub(crate) outer: usize,
-    /// Rows in a run: tokens, or 1 where the array cannot be cut.
+    /// Rows per run: tokens, or 1 if the array cannot be cut.
     pub(crate) rows: usize,
-    /// Bytes of a row.
+    /// Bytes per row.
     pub(crate) row: usize,
     /// Whether a range of tokens selects rows.
     pub(crate) cuttable: bool,
@@ -73,7 +73,7 @@ impl Extent {
         self.outer * self.rows * self.row
     }
 
-    /// How many checksums it has.
+    /// Number of checksums.
     pub(crate) fn steps(&self) -> usize {
         self.rows.div_ceil(STEP_TOKENS)
     }
@@ -85,7 +85,8 @@ impl Extent {
 }
 
 impl ArraySpec {
-    /// `None` where the shape does not fit its token axis, its dtype or 64 bits.
+    /// The layout of the array; `None` if the shape does not match the token axis, has elements of partial
+    /// bytes, or is too large.
     pub(crate) fn extent(&self, tokens: usize) -> Option<Extent> {
         let product = |axes: &[usize]| axes.iter().try_fold(1_usize, |a, &b| a.checked_mul(b));
         let width = self.dtype.bitsize().is_multiple_of(8).then(|| self.dtype.bitsize() / 8)?;
@@ -122,11 +123,15 @@ impl Spec {
         self.arrays.iter().map(extent).collect()
     }
 
-    /// Checks everything that a reader would refuse.
+    /// Checks everything that a reader would reject.
     pub(crate) fn check(&self) -> Result<(), SpecError> {
         let fail = |message: String| Err(SpecError(message));
         if self.tokens.is_empty() || self.tokens.len() != self.name.length as usize {
-            return fail(format!("a record named for {} tokens has {}", self.name.length, self.tokens.len()));
+            return fail(format!(
+                "the record must have the {} tokens of its name, found {}",
+                self.name.length,
+                self.tokens.len()
+            ));
         }
         if let Some(token) = self.tokens.iter().find(|&&token| token >= TOKEN_LIMIT) {
             return fail(format!("token ids must be below {TOKEN_LIMIT}, found {token}"));
@@ -147,17 +152,17 @@ impl Spec {
             let same = (parent.space, parent.layout) == (self.name.space, self.name.layout);
             if !same || parent.kind != Kind::Segment || *parent == self.name {
                 return fail(format!(
-                    "the parent of a record is another segment of its layout, found {parent}"
+                    "the parent must be another segment of the same layout, found {parent}"
                 ));
             }
         }
         let mut names: Vec<&str> = self.arrays.iter().map(|array| array.name.as_str()).collect();
         names.sort_unstable();
-        if let Some([twice, _]) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-            return fail(format!("array names must be unique, found {twice:?} twice"));
+        if let Some([duplicate, _]) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+            return fail(format!("array names must be unique, found {duplicate:?} twice"));
         }
         if names.contains(&"__metadata__") {
-            return fail("an array cannot be called \"__metadata__\"".into());
+            return fail("an array must not be named \"__metadata__\"".into());
         }
         Ok(())
     }

@@ -21,7 +21,7 @@ use crate::{
 
 const MAX_BYTES: u64 = 2 << 20;
 
-/// This binary again, running one test that only children run.
+/// Starts this binary again, running one test that only children run.
 pub(crate) fn child(test: &str, variables: &[(&str, &str)]) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--ignored", "--nocapture", "--quiet"])
@@ -32,8 +32,8 @@ pub(crate) fn child(test: &str, variables: &[(&str, &str)]) -> Child {
 }
 
 #[test]
-#[ignore = "run by the tests as a child"]
-fn write_for_ever() {
+#[ignore = "other tests run it as a child process"]
+fn write_forever() {
     let root = std::env::var("KVCACHE_TEST_ROOT").unwrap();
     let seed: u32 = std::env::var("KVCACHE_TEST_SEED").unwrap().parse().unwrap();
     let folder = plain(root.as_ref(), MAX_BYTES);
@@ -48,8 +48,8 @@ fn write_for_ever() {
     }
 }
 
-/// Reads every record in the folder and compares it with what its header must have as bytes.
-pub(crate) fn every_record_is_right(folder: &Folder) -> usize {
+/// Reads every record in the folder and compares its bytes with those derived from its header.
+pub(crate) fn check_every_record(folder: &Folder) -> usize {
     let names = folder.names();
     for name in &names {
         let handle = OsFiles.open(&folder.settings().root.join(name.path()), Open::Read).unwrap();
@@ -66,7 +66,7 @@ pub(crate) fn every_record_is_right(folder: &Folder) -> usize {
 }
 
 #[test]
-fn every_record_renamed_before_a_kill_is_right() {
+fn records_published_before_a_kill_are_correct() {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().to_str().unwrap();
     let mut random = Random(11);
@@ -74,9 +74,9 @@ fn every_record_renamed_before_a_kill_is_right() {
     for round in 0..count(30, 1000) {
         let seed = (round * 100_000).to_string();
         let mut child =
-            child("kill::write_for_ever", &[("KVCACHE_TEST_ROOT", path), ("KVCACHE_TEST_SEED", &seed)]);
+            child("kill::write_forever", &[("KVCACHE_TEST_ROOT", path), ("KVCACHE_TEST_SEED", &seed)]);
         let before = disk_usage(root.path());
-        // Not before it has begun, so that most kills hit a write.
+        // Wait until it has started, so that most kills hit a write.
         let mut waited = 0;
         while disk_usage(root.path()) == before && waited < 5000 {
             thread::sleep(Duration::from_millis(1));
@@ -86,7 +86,7 @@ fn every_record_renamed_before_a_kill_is_right() {
         child.kill().unwrap();
         child.wait().unwrap();
         let folder = plain(root.path(), MAX_BYTES);
-        records += every_record_is_right(&folder);
+        records += check_every_record(&folder);
         after_a_write += usize::from(disk_usage(root.path()) != before);
         folder.check().unwrap();
         let left: Vec<_> = std::fs::read_dir(root.path()).unwrap().map(|e| e.unwrap().file_name()).collect();

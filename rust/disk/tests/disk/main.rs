@@ -1,6 +1,6 @@
-//! Tests of the disk crate in one binary, which also runs itself as a child to be killed.
+//! Tests of the disk crate, in one binary that also runs itself as a child process.
 //!
-//! `KVCACHE_LONG=1` multiplies what is random and adds what is slow.
+//! `KVCACHE_LONG=1` runs more random cases and more combinations.
 
 mod errors;
 mod faults;
@@ -15,7 +15,7 @@ mod records;
 mod selftest;
 mod writer;
 
-/// `long` where the long tests were asked for.
+/// `long` if `KVCACHE_LONG` is set, else `short`.
 fn count(short: usize, long: usize) -> usize {
     if std::env::var_os("KVCACHE_LONG").is_some() { long } else { short }
 }

@@ -1,4 +1,4 @@
-//! Records whose bytes follow from their name, folders to put them in, and a clock that is set by hand.
+//! Records whose bytes are derived from their name, folders to put them in, and a clock set by hand.
 
 use std::{
     path::Path,
@@ -19,11 +19,11 @@ use kvcache_disk::{
     record::{ArraySpec, Spec},
 };
 
-/// Bounds a hang, nothing else.
+/// Only bounds hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 pub(crate) const HEADS: usize = 2;
-/// Bytes of a row of one head.
+/// Bytes per row of one head.
 pub(crate) const ROW: usize = 8;
 
 #[derive(Clone)]
@@ -37,12 +37,12 @@ impl Record {
         self.arrays.iter().map(Vec::as_slice).collect()
     }
 
-    /// A want of the tokens `from..to` of the record.
+    /// A request for the tokens `from..to` of the record.
     pub(crate) fn want(&self, from: usize, to: usize) -> Want<Vec<Vec<u8>>> {
         want(&self.spec, from, to)
     }
 
-    /// What such a want has to give.
+    /// The expected result of that request.
     pub(crate) fn part(&self, from: usize, to: usize) -> Vec<Vec<u8>> {
         part(&self.spec, &self.arrays, from, to)
     }
@@ -61,7 +61,7 @@ pub(crate) fn want(spec: &Spec, from: usize, to: usize) -> Want<Vec<Vec<u8>>> {
     }
 }
 
-/// The slices of a range, cut in the plainest way.
+/// The slices of a range, cut naively.
 pub(crate) fn part(spec: &Spec, arrays: &[Vec<u8>], from: usize, to: usize) -> Vec<Vec<u8>> {
     let mut slices = Vec::new();
     for (array, bytes) in spec.arrays.iter().zip(arrays) {
@@ -79,7 +79,7 @@ pub(crate) fn part(spec: &Spec, arrays: &[Vec<u8>], from: usize, to: usize) -> V
     slices
 }
 
-/// The only right bytes of a record.
+/// The correct bytes of a record.
 pub(crate) fn data(spec: &Spec) -> Vec<Vec<u8>> {
     spec.arrays
         .iter()
@@ -151,7 +151,7 @@ pub(crate) fn chain(namer: &Namer, tokens: &[u32], cuts: &[usize]) -> Vec<Record
     records
 }
 
-/// A checkpoint at the end of a segment: one array that cannot be cut, and one without bytes.
+/// A checkpoint at the end of a segment, with arrays that cannot be cut and an empty one.
 pub(crate) fn checkpoint(segment: &Record) -> Record {
     let mut spec = segment.spec.clone();
     spec.parent = Some(spec.name);
@@ -168,7 +168,7 @@ pub(crate) fn checkpoint(segment: &Record) -> Record {
     Record { arrays: data(&spec), spec }
 }
 
-/// Tokens that differ from those of other seeds at the first position.
+/// Tokens that differ from those of any other seed at the first position.
 pub(crate) fn tokens(seed: u32, count: usize) -> Vec<u32> {
     std::iter::once(seed).chain((1..count as u32).map(|i| i * 31 % 5000)).collect()
 }
@@ -196,7 +196,7 @@ pub(crate) fn settings(root: &Path, max_bytes: u64) -> Settings {
     Settings { root: root.to_path_buf(), max_bytes, reserve: 0, durable: false }
 }
 
-/// A folder that has been scanned.
+/// Opens a folder and waits for its scan.
 pub(crate) fn open(settings: Settings, files: Arc<dyn Files>, clock: &Arc<HandClock>) -> Arc<Folder> {
     let folder = Folder::open(settings, files, Arc::clone(clock) as Arc<dyn Clock>);
     assert!(folder.wait_ready(PATIENCE));
@@ -213,7 +213,7 @@ pub(crate) fn read(folder: &Arc<Folder>, record: &Record) -> Outcome<Vec<Vec<u8>
     Reader::new(Arc::clone(folder), 1).read(vec![want], PATIENCE).remove(0)
 }
 
-/// Reads one whole record: whether it was there. Wrong bytes are a failure.
+/// Reads one whole record. Returns whether that succeeded; wrong bytes fail the test.
 pub(crate) fn reads(folder: &Arc<Folder>, record: &Record) -> bool {
     match read(folder, record) {
         Outcome::Read { header, destination } => {
@@ -236,7 +236,7 @@ pub(crate) fn disk_usage(root: &Path) -> u64 {
     entries.flatten().map(|entry| size(&entry.path())).sum()
 }
 
-/// A splitmix64 sequence: equal seeds, equal tests.
+/// A splitmix64 sequence, so that equal seeds give equal tests.
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {

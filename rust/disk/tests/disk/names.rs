@@ -1,4 +1,4 @@
-//! Content names: golden, and equal exactly where everything is equal.
+//! Content names: golden values, and equality if and only if all inputs are equal.
 
 use kvcache_disk::{
     Digest,
@@ -18,15 +18,15 @@ fn spans() -> Vec<Media> {
     ]
 }
 
-/// These never change: a change means that a new version of the format is due. `KVCACHE_BLESS=1` writes
-/// them, for a new version only.
+/// Names must not change without a new version of the format. For a new version, `KVCACHE_BLESS=1` writes the
+/// golden file.
 #[test]
 fn golden() {
     let namer = Namer::new(identity("model@1"), None);
     let hashes = namer.hashes(&prompt(), &spans(), &[0, 1024, 2048, 3000]).unwrap();
     let name = namer.name(Kind::Segment, hashes[1], 1024, hashes[2]);
     let keyed = Namer::new(identity("model@1"), Some(b"secret"));
-    let found = [
+    let actual = [
         namer.space().to_string(),
         namer.layout().to_string(),
         hashes[0].to_string(),
@@ -36,16 +36,16 @@ fn golden() {
     ];
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/names.txt");
     if std::env::var_os("KVCACHE_BLESS").is_some() {
-        std::fs::write(path, found.join("\n") + "\n").unwrap();
+        std::fs::write(path, actual.join("\n") + "\n").unwrap();
     }
     let golden = std::fs::read_to_string(path).unwrap();
     let golden: Vec<&str> = golden.lines().collect();
-    assert_eq!(found.as_slice(), golden);
+    assert_eq!(actual.as_slice(), golden);
     assert_eq!(name.path().to_str().unwrap(), name.to_string());
 }
 
 #[test]
-fn do_not_depend_on_the_cut_or_on_what_follows() {
+fn hashes_do_not_depend_on_the_cuts_or_on_what_follows() {
     let (namer, tokens, media) = (Namer::new(identity("m"), None), prompt(), spans());
     let all: Vec<usize> = (0..=tokens.len()).collect();
     let each = namer.hashes(&tokens, &media, &all).unwrap();
@@ -60,7 +60,7 @@ fn do_not_depend_on_the_cut_or_on_what_follows() {
 }
 
 #[test]
-fn depend_on_everything_that_kv_depends_on() {
+fn hashes_depend_on_everything_that_kv_depends_on() {
     let tokens = prompt();
     let of = |identity: Identity, secret: Option<&[u8]>, tokens: &[u32], media: &[Media]| {
         Namer::new(identity, secret).hashes(tokens, media, &[100]).unwrap()[0]
@@ -93,7 +93,7 @@ fn depend_on_everything_that_kv_depends_on() {
 }
 
 #[test]
-fn namespaces_that_only_look_alike_have_folders_of_their_own() {
+fn similar_namespaces_have_separate_folders() {
     let names = ["a/b", "a_b", "a", "A", "a\0", " a", "../a", "a\u{301}", "\u{e1}"];
     let spaces: std::collections::HashSet<_> =
         names.iter().map(|name| Namer::new(identity(name), None).space()).collect();
@@ -101,7 +101,7 @@ fn namespaces_that_only_look_alike_have_folders_of_their_own() {
 }
 
 #[test]
-fn bad_prompts_are_refused() {
+fn invalid_prompts_are_rejected() {
     let (namer, tokens) = (Namer::new(identity("m"), None), prompt());
     let span = |start, length| Media { start, length, digest: Digest([0; 32]) };
     assert_eq!(namer.hashes(&[1, 1 << 31], &[], &[]), Err(NameError::Token { position: 1 }));

@@ -1,4 +1,4 @@
-//! Two processes, one folder: the limit at every moment, and no wrong answer.
+//! Two processes on one folder: the limit holds at every moment, and no result is wrong.
 
 use std::{fs, sync::Arc, time::Duration};
 
@@ -7,14 +7,14 @@ use kvcache_disk::{clock::SystemClock, folder::Folder, reader::Reader};
 use crate::{
     count,
     faults::{Event, Faults, Trace},
-    kill::{child, every_record_is_right},
+    kill::{check_every_record, child},
     make::{PATIENCE, Random, chain, namer, plain, reads, settings, tokens},
 };
 
 const MAX_BYTES: u64 = 500_000;
 
 #[test]
-#[ignore = "run by the tests as a child"]
+#[ignore = "other tests run it as a child process"]
 fn operate() {
     let variable = |name| std::env::var(name).unwrap();
     let root = variable("KVCACHE_TEST_ROOT");
@@ -62,7 +62,7 @@ fn operate() {
 }
 
 #[test]
-fn keep_the_limit_at_every_moment() {
+fn the_limit_holds_at_every_moment() {
     let (root, log) = (tempfile::tempdir().unwrap(), tempfile::NamedTempFile::new().unwrap());
     let operations = count(300, 10_000).to_string();
     let children: Vec<_> = ["1", "2"]
@@ -88,8 +88,8 @@ fn keep_the_limit_at_every_moment() {
         trace.apply(&Event::parse(line));
         assert!(trace.peak <= MAX_BYTES, "{} bytes", trace.peak);
     }
-    assert!(trace.peak > MAX_BYTES * 9 / 10, "the limit was never near: {} bytes", trace.peak);
+    assert!(trace.peak > MAX_BYTES * 9 / 10, "the limit was never close: {} bytes", trace.peak);
     let folder = plain(root.path(), MAX_BYTES);
-    every_record_is_right(&folder);
+    check_every_record(&folder);
     folder.check().unwrap();
 }

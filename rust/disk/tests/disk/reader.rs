@@ -1,4 +1,4 @@
-//! Many records in one call: ranges, damage in the file system, other identities, deadlines.
+//! Many records in one call: ranges, damaged files, wrong identities, deadlines.
 
 use std::{fs, sync::Arc, time::Duration};
 
@@ -31,7 +31,7 @@ fn reasons(outcomes: &Outcomes) -> Vec<&'static str> {
 }
 
 #[test]
-fn a_path_with_parts_of_its_ends_by_any_number_of_threads() {
+fn any_ranges_of_a_path_on_any_number_of_threads() {
     let root = tempfile::tempdir().unwrap();
     let folder = plain(root.path(), 1 << 30);
     let path = filled(&folder, 1, 12);
@@ -59,7 +59,7 @@ fn a_path_with_parts_of_its_ends_by_any_number_of_threads() {
 }
 
 #[test]
-fn what_follows_a_failure_is_skipped_and_the_record_goes() {
+fn a_failed_record_is_removed_and_later_ones_are_skipped() {
     let root = tempfile::tempdir().unwrap();
     let folder = plain(root.path(), 1 << 30);
     let path = filled(&folder, 1, 5);
@@ -73,7 +73,7 @@ fn what_follows_a_failure_is_skipped_and_the_record_goes() {
     assert!(!at.exists());
     assert_eq!(reasons(&reader.read(wants(), PATIENCE)), ["read", "read", "missing", "skipped", "skipped"]);
     assert_eq!(folder.stats().dropped_by_reason["corrupt"], 1);
-    // Stored again, the tail that is still there is of use again.
+    // Storing it again makes the remaining tail usable again.
     folder.put(&path[2].spec, &path[2].slices()).unwrap();
     assert_eq!(reasons(&reader.read(wants(), PATIENCE)), ["read"; 5]);
     folder.check().unwrap();
@@ -89,7 +89,7 @@ fn a_part_is_served_while_another_part_is_damaged() {
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(&at, bytes).unwrap();
     let reader = Reader::new(Arc::clone(&folder), 1);
-    // The last step is that of tokens 256 to 300.
+    // The last step covers tokens 256 to 300.
     assert_eq!(reasons(&reader.read(vec![path[0].want(0, 256)], PATIENCE)), ["read"]);
     assert_eq!(reasons(&reader.read(vec![path[0].want(0, 257)], PATIENCE)), ["corrupt"]);
 }
@@ -110,7 +110,7 @@ fn swapped_renamed_and_foreign_files_are_misses() {
         assert_eq!(reasons(&reader.read(vec![record.want(0, 300)], PATIENCE)), ["misplaced"]);
         assert!(!at(record).exists());
     }
-    // Another namespace's record under this name, another layout's, another rank's.
+    // A record of another namespace, layout, rank or grain under this name.
     let change: [fn(&mut Identity); 5] = [
         |identity| identity.namespace = "other".into(),
         |identity| identity.layout = "other".into(),
@@ -132,13 +132,13 @@ fn swapped_renamed_and_foreign_files_are_misses() {
         assert!(!at(&path[0]).exists());
     }
     fs::create_dir_all(at(&path[0])).unwrap();
-    assert!(!reads(&folder, &path[0]), "a folder is no record");
+    assert!(!reads(&folder, &path[0]), "a folder is not a record");
 }
 
 type Break = fn(&mut Want<Vec<Vec<u8>>>);
 
 #[test]
-fn other_tokens_and_other_media_are_refused() {
+fn records_with_other_tokens_or_media_are_misses() {
     let root = tempfile::tempdir().unwrap();
     let folder = plain(root.path(), 1 << 30);
     let reader = Reader::new(Arc::clone(&folder), 1);
@@ -156,12 +156,16 @@ fn other_tokens_and_other_media_are_refused() {
     for broken in breaks {
         folder.put(&record.spec, &record.slices()).unwrap();
         assert_eq!(reasons(&reader.read(vec![record.want(0, 300)], PATIENCE)), ["read"]);
-        assert_eq!(reasons(&reader.read(vec![record.want(0, 100)], PATIENCE)), ["read"], "no media there");
+        assert_eq!(
+            reasons(&reader.read(vec![record.want(0, 100)], PATIENCE)),
+            ["read"],
+            "there are no media in that range"
+        );
         let mut want = record.want(0, 300);
         broken(&mut want);
         assert_eq!(reasons(&reader.read(vec![want], PATIENCE)), ["other_tokens"]);
     }
-    // A caller's own mistake costs no record.
+    // A caller's mistake does not remove the record.
     folder.put(&record.spec, &record.slices()).unwrap();
     let mut want = record.want(0, 300);
     want.destination.pop();
@@ -170,7 +174,7 @@ fn other_tokens_and_other_media_are_refused() {
 }
 
 #[test]
-fn a_disk_that_stalls_makes_late_misses_and_no_more_threads() {
+fn a_stalled_disk_causes_late_misses_and_does_not_pile_up_threads() {
     for op in [Op::Open, Op::HandleStat, Op::Read, Op::Touch] {
         let root = tempfile::tempdir().unwrap();
         let (files, clock) = (Faults::new(), HandClock::new());
@@ -182,7 +186,7 @@ fn a_disk_that_stalls_makes_late_misses_and_no_more_threads() {
         for _ in 0..5 {
             assert_eq!(reasons(&reader.read(wants(), Duration::from_millis(20))), ["late"; 4], "{op:?}");
         }
-        // Nothing is stuck for good, and no record is lost.
+        // Reads recover, and no record is lost.
         files.resume();
         let mut tries = 0;
         while reasons(&reader.read(wants(), PATIENCE)) != ["read"; 4] {
@@ -194,9 +198,9 @@ fn a_disk_that_stalls_makes_late_misses_and_no_more_threads() {
     }
 }
 
-/// Not one false miss, however many calls there are at once and however late threads end.
+/// There is no false miss, however many calls run at once and however late their threads end.
 #[test]
-fn many_calls_at_once() {
+fn concurrent_calls() {
     let root = tempfile::tempdir().unwrap();
     let folder = plain(root.path(), 1 << 30);
     let path = filled(&folder, 1, 3);
@@ -229,9 +233,9 @@ fn a_panicking_destination_is_a_miss() {
     assert_eq!(Reader::new(folder, 1).read(vec![want], PATIENCE)[0].reason(), "unfit");
 }
 
-/// The same through the file system as `records` in memory: flips and truncations of the very file.
+/// Flips and truncates the file itself, as `records.rs` does in memory.
 #[test]
-fn damaged_files_never_give_a_wrong_bit() {
+fn damaged_files_never_yield_wrong_bytes() {
     let root = tempfile::tempdir().unwrap();
     let folder = plain(root.path(), 1 << 30);
     let path = filled(&folder, 1, 1);

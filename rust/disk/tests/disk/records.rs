@@ -1,4 +1,4 @@
-//! The format: golden, exact for every range, and never wrong however the file is damaged.
+//! The record format: golden bytes, every range, and damage of all kinds.
 
 use std::{
     fs,
@@ -78,8 +78,8 @@ fn read(bytes: Vec<u8>, from: usize, to: usize, record: &Record) -> Result<(Head
     Ok((header, slices))
 }
 
-/// The bytes never change: a change means that a new version of the format is due. `KVCACHE_BLESS=1` writes
-/// them, for a new version only.
+/// The bytes must not change without a new version of the format. For a new version, `KVCACHE_BLESS=1` writes
+/// the golden file.
 #[test]
 fn golden() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/record.kv");
@@ -99,7 +99,7 @@ fn golden() {
 }
 
 #[test]
-fn any_tool_opens_it() {
+fn records_are_valid_safetensors_files() {
     let record = sample();
     let bytes = bytes(&record);
     let opened = safetensors::SafeTensors::deserialize(&bytes).unwrap();
@@ -112,7 +112,7 @@ fn any_tool_opens_it() {
 }
 
 #[test]
-fn every_kind_of_array_comes_back() {
+fn every_kind_of_array_round_trips() {
     for record in [sample(), checkpoint(&sample())] {
         let (header, slices) = read(bytes(&record), 0, 700, &record).unwrap();
         assert_eq!(header.spec, record.spec);
@@ -124,7 +124,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: count(64, 2000) as u32, failure_persistence: None, ..Default::default() })]
 
     #[test]
-    fn every_range_comes_back(length in 1..1100_usize, a in 0..1100_usize, b in 0..1100_usize) {
+    fn every_range_round_trips(length in 1..1100_usize, a in 0..1100_usize, b in 0..1100_usize) {
         let record = segment(&namer("m"), &tokens(1, length), 0, length, None);
         let (from, to) = (a.min(b) % length, (a.max(b) % length + 1).max(a.min(b) % length + 1));
         let (_, slices) = read(bytes(&record), from, to, &record).unwrap();
@@ -133,25 +133,25 @@ proptest! {
 }
 
 #[test]
-fn slices_of_other_lengths_are_refused() {
+fn slices_of_the_wrong_length_are_rejected() {
     let record = sample();
     let file = Memory(Mutex::new(bytes(&record)));
     let header = read_header(&file).unwrap();
     let full = record.want(0, 700).destination;
-    let tried = |mut slices: Vec<Vec<u8>>, range| {
+    let read = |mut slices: Vec<Vec<u8>>, range| {
         let mut slices: Vec<&mut [u8]> = slices.iter_mut().map(Vec::as_mut_slice).collect();
         read_range(&file, &header, range, &mut slices)
     };
-    assert!(matches!(tried(full[1..].to_vec(), 0..700), Err(Failure::Slices)));
-    assert!(matches!(tried([full.clone(), full.clone()].concat(), 0..700), Err(Failure::Slices)));
-    assert!(matches!(tried(full.clone(), 0..699), Err(Failure::Slices)));
-    assert!(matches!(tried(full.clone(), 0..701), Err(Failure::Slices)));
-    assert!(matches!(tried(full.clone(), 5..5), Err(Failure::Slices)));
-    assert!(tried(full, 0..700).is_ok());
+    assert!(matches!(read(full[1..].to_vec(), 0..700), Err(Failure::Slices)));
+    assert!(matches!(read([full.clone(), full.clone()].concat(), 0..700), Err(Failure::Slices)));
+    assert!(matches!(read(full.clone(), 0..699), Err(Failure::Slices)));
+    assert!(matches!(read(full.clone(), 0..701), Err(Failure::Slices)));
+    assert!(matches!(read(full.clone(), 5..5), Err(Failure::Slices)));
+    assert!(read(full, 0..700).is_ok());
 }
 
 #[test]
-fn specs_that_contradict_themselves_are_refused() {
+fn inconsistent_specs_are_rejected() {
     type Break = fn(&mut Record);
     let breaks: [Break; 11] = [
         |r| r.spec.tokens.truncate(699),
@@ -177,7 +177,7 @@ fn specs_that_contradict_themselves_are_refused() {
 }
 
 #[test]
-fn truncated_anywhere_it_is_short_or_corrupt() {
+fn a_file_truncated_anywhere_is_rejected() {
     let record = sample();
     let whole = bytes(&record);
     let cuts = (0..whole.len()).filter(|cut| *cut < PAYLOAD_ALIGNMENT + 16 || cut % 512 < 2);
@@ -190,9 +190,9 @@ fn truncated_anywhere_it_is_short_or_corrupt() {
     assert!(read(longer, 0, 700, &record).is_err());
 }
 
-/// A reader of a part must only notice what is in the steps that cover it, but then always.
+/// A reader of a range always detects damage in the steps that cover it, and may ignore damage elsewhere.
 #[test]
-fn every_byte_of_the_header_and_any_of_the_payload() {
+fn flipped_bits_of_header_and_payload_are_detected() {
     let record = sample();
     let whole = bytes(&record);
     let mut random = Random(1);
@@ -201,7 +201,7 @@ fn every_byte_of_the_header_and_any_of_the_payload() {
         bytes[at] ^= 1 << random.below(8);
         assert!(read(bytes, 0, 1, &record).is_err(), "header byte {at}");
     }
-    let (mut noticed, rounds) = (0, count(10_000, 100_000));
+    let (mut detected, rounds) = (0, count(10_000, 100_000));
     for _ in 0..rounds {
         let mut bytes = whole.clone();
         let at = PAYLOAD_ALIGNMENT + random.below(whole.len() - PAYLOAD_ALIGNMENT);
@@ -210,13 +210,13 @@ fn every_byte_of_the_header_and_any_of_the_payload() {
         let to = from + 1 + random.below(700 - from);
         match read(bytes, from, to, &record) {
             Ok((_, slices)) => assert_eq!(slices, record.part(from, to), "byte {at}"),
-            Err(_) => noticed += 1,
+            Err(_) => detected += 1,
         }
     }
-    assert!(noticed > rounds / 4 && noticed < rounds, "{noticed} of {rounds} noticed");
+    assert!(detected > rounds / 4 && detected < rounds, "{detected} of {rounds} detected");
 }
 
-/// Good checksum, wild content: what somebody who can write files could put there.
+/// Wild content with a valid checksum, as anyone who can write files could forge it.
 #[test]
 fn forged_headers_never_panic() {
     let record = sample();
@@ -237,7 +237,7 @@ fn forged_headers_never_panic() {
         }
         seal(&mut forged);
         forged.extend(&whole[PAYLOAD_ALIGNMENT..]);
-        // Either refused, or harmless: then it is the spec that readers compare.
+        // Either rejected or harmless, since readers compare the spec.
         let file = Memory(Mutex::new(forged));
         if let Ok(header) = read_header(&file)
             && header.spec == record.spec
@@ -249,7 +249,7 @@ fn forged_headers_never_panic() {
 }
 
 #[test]
-fn random_bytes_are_no_record() {
+fn random_bytes_are_not_a_record() {
     let mut random = Random(3);
     for length in [0, 1, 7, 8, 9, 100, PAYLOAD_ALIGNMENT, 3 * PAYLOAD_ALIGNMENT] {
         for _ in 0..20 {
@@ -263,9 +263,9 @@ fn random_bytes_are_no_record() {
     }
 }
 
-/// Through the real file system, in as many pieces as vectored calls allow and more.
+/// On the real file system, with more slices than one vectored call allows.
 #[test]
-fn more_slices_than_one_call_takes() {
+fn more_slices_than_fit_in_one_call() {
     let folder = tempfile::tempdir().unwrap();
     let mut record = chain(&namer("m"), &tokens(1, 3), &[3]).remove(0);
     record.spec.arrays[0].shape = vec![3000, 3, 5];

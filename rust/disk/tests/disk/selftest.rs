@@ -1,4 +1,4 @@
-//! The harness is itself tested: what is broken on purpose must be caught.
+//! Tests the harness: it must catch deliberate faults.
 
 use proptest::{
     strategy::{Strategy, ValueTree},
@@ -21,12 +21,12 @@ fn the_dictionary_catches_every_lie() {
             let steps = model::steps().new_tree(&mut runner).unwrap().current();
             model::run(&steps, Some(lie)).is_err()
         });
-        assert!(caught, "{lie:?} was not noticed");
+        assert!(caught, "{lie:?} went undetected");
     }
 }
 
 #[test]
-fn the_trace_counts_what_is_there_at_once() {
+fn the_trace_finds_the_peak() {
     let mut trace = Trace::default();
     for line in
         ["grow\ta\t10", "grow\ta\t5", "grow\tb\t7", "rename\ta\tb", "grow\tc\t3", "remove\tb", "grow\td\t16"]

@@ -1,4 +1,4 @@
-//! The queue: bounded, never waiting, never a hole.
+//! The write queue: bounded, non-blocking, without gaps in paths.
 
 use std::{
     sync::{
@@ -35,7 +35,7 @@ fn is_queued(submitted: &Result<Submitted, Refusal>) -> bool {
 }
 
 #[test]
-fn what_is_submitted_is_on_disk_after_a_flush_and_written_once() {
+fn submitted_records_are_on_disk_after_a_flush_and_written_once() {
     let root = tempfile::tempdir().unwrap();
     let folder = plain(root.path(), 1 << 30);
     let writer = Writer::new(Arc::clone(&folder), 1 << 20);
@@ -73,7 +73,7 @@ fn stalled() -> (tempfile::TempDir, Arc<Faults>, Arc<kvcache_disk::folder::Folde
     assert!(is_queued(&submit(&writer, &path[0])));
     while writer.cancel(&path[0].spec.name) != Cancelled::Writing {
         if !writer.is_pending(&path[0].spec.name) {
-            // Given up before its turn came: once more.
+            // Cancelled before the write began: try again.
             assert!(is_queued(&submit(&writer, &path[0])));
         }
         thread::yield_now();
@@ -93,12 +93,12 @@ fn a_full_queue_refuses_everything_below_and_never_waits() {
     assert!(!writer.flush(Duration::from_millis(10)));
     files.resume();
     assert!(writer.flush(PATIENCE));
-    let there: Vec<bool> = path.iter().map(|record| reads(&folder, record)).collect();
-    assert_eq!(there, [true, true, true, false, false]);
+    let readable: Vec<bool> = path.iter().map(|record| reads(&folder, record)).collect();
+    assert_eq!(readable, [true, true, true, false, false]);
     let stats = folder.stats();
     assert_eq!((stats.refused_by_reason["queue_full"], stats.refused_by_reason["parent_missing"]), (1, 1));
     for record in &path[3..] {
-        assert!(is_queued(&submit(&writer, record)), "a later store fills in");
+        assert!(is_queued(&submit(&writer, record)), "a later store completes the path");
     }
     assert!(writer.flush(PATIENCE));
     assert!(reads(&folder, &path[4]));
@@ -112,7 +112,7 @@ fn a_record_larger_than_the_queue_is_refused() {
 }
 
 #[test]
-fn a_cancelled_record_takes_those_below_with_it() {
+fn cancelling_a_record_cancels_those_below_it() {
     let (_root, files, folder, writer, path) = stalled();
     let other = chain(&namer("m"), &tokens(2, 32), &[32]).remove(0);
     assert!(is_queued(&submit(&writer, &path[1])));
@@ -127,7 +127,7 @@ fn a_cancelled_record_takes_those_below_with_it() {
     assert_eq!(folder.stats().records, 2);
 }
 
-/// Says when it is dropped.
+/// Counts its drops.
 struct Loud(Vec<Vec<u8>>, Arc<AtomicUsize>);
 
 impl Source for Loud {
@@ -143,7 +143,7 @@ impl Drop for Loud {
 }
 
 #[test]
-fn closing_gives_up_what_a_stalled_disk_keeps_and_drops_every_source_once() {
+fn closing_on_a_stalled_disk_discards_the_queue_and_drops_every_source_once() {
     let (_root, files, folder, writer, path) = stalled();
     let drops = Arc::new(AtomicUsize::new(0));
     for record in &path[1..3] {
@@ -153,12 +153,12 @@ fn closing_gives_up_what_a_stalled_disk_keeps_and_drops_every_source_once() {
     let refused = Box::new(Loud(path[3].arrays.clone(), Arc::clone(&drops)));
     assert!(writer.submit(path[3].spec.clone(), refused).is_err());
     assert_eq!(drops.load(Ordering::Relaxed), 1);
-    assert!(!writer.close(Duration::from_millis(10)), "returns though the disk hangs");
+    assert!(!writer.close(Duration::from_millis(10)), "close returns although the disk hangs");
     assert_eq!(drops.load(Ordering::Relaxed), 3);
     drop(writer);
     assert_eq!(folder.stats().refused_by_reason["closed"], 2);
     files.resume();
-    // The one that was being written comes to its end.
+    // The write in progress still completes.
     while !reads(&folder, &path[0]) {
         thread::yield_now();
     }
@@ -195,7 +195,7 @@ fn sources_are_dropped_once_written_and_may_panic() {
 }
 
 #[test]
-fn many_threads_submit_at_once() {
+fn concurrent_submissions() {
     let root = tempfile::tempdir().unwrap();
     let folder = plain(root.path(), 1 << 30);
     let writer = Writer::new(Arc::clone(&folder), 1 << 30);
@@ -224,7 +224,7 @@ fn many_threads_submit_at_once() {
 }
 
 #[test]
-fn a_durable_folder_syncs_files_and_each_folder_once_a_batch() {
+fn a_durable_folder_syncs_every_file_and_each_folder_once_per_batch() {
     let root = tempfile::tempdir().unwrap();
     let (files, clock) = (Faults::new(), HandClock::new());
     let settings = kvcache_disk::folder::Settings { durable: true, ..settings(root.path(), 1 << 30) };
@@ -238,7 +238,7 @@ fn a_durable_folder_syncs_files_and_each_folder_once_a_batch() {
     files.resume();
     assert!(writer.flush(PATIENCE));
     let syncs = files.calls().iter().filter(|&&op| op == Op::Sync).count();
-    // Five files (the first may have been synced before the count began); folders: five starts, layout,
-    // namespace, root.
+    // Five files, of which the first may be synced before the count starts; and the folders of five starts,
+    // layout, namespace and root.
     assert!((4 + 8..=5 + 8 + 4).contains(&syncs), "{syncs}");
 }

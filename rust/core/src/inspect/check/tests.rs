@@ -1,13 +1,13 @@
-//! `validate()` must name every kind of damage.
+//! `validate()` reports every kind of damage.
 
-use crate::error::Broken;
+use crate::error::BrokenInvariant;
 use crate::ids::{LayoutId, NodeId, SegmentId};
 use crate::index::{Limits, PrefixIndex};
 use crate::keys::media::{MediaTable, Span};
 use crate::keys::query::Query;
 use crate::ledger::{Amount, Sequences};
-use crate::order::policy::{EvictionPolicy, Leaving};
-use crate::radix::children::Leads;
+use crate::order::policy::{EvictionPolicy, Removal};
+use crate::radix::children::Summary;
 use crate::radix::node::{Checkpoint, End, Node, Run};
 use crate::store::request::{CheckpointSpec, Planned, StoreRequest};
 
@@ -24,8 +24,8 @@ fn request(query: Query<'_>, checkpoint: Option<CheckpointSpec>) -> StoreRequest
     }
 }
 
-/// A tree of full-attention layers with a branch, an image and a lease; one with two checkpoints; and an
-/// open plan.
+/// An index with a tree of full-attention layers that has a branch, an image and a lease; a tree with two
+/// checkpoints; and an open plan.
 fn sample() -> PrefixIndex {
     let limits = Limits { segment_tokens: 4, max_bytes: 1000, ..Limits::default() };
     let mut index = PrefixIndex::new(limits);
@@ -52,7 +52,7 @@ fn find(index: &PrefixIndex, which: impl Fn(&Node) -> bool) -> NodeId {
     index.trees.arena.iter().find(|(_, node)| which(node)).expect("the sample has one").0
 }
 
-/// The node whose keys begin like this.
+/// The node whose keys start with `keys`.
 fn at(index: &PrefixIndex, keys: &[u32]) -> NodeId {
     find(index, |node| !node.is_root() && node.keys.starts_with(keys))
 }
@@ -64,7 +64,7 @@ const DAMAGE: &[(&str, Damage)] = &[
         let id = at(index, &[5]);
         index.trees.arena[id].keys[0] = 55;
     }),
-    ("does not know its parent", |index| {
+    ("does not point to its parent", |index| {
         let (id, other) = (at(index, &[5]), at(index, &[8]));
         index.trees.arena[id].parent = other;
     }),
@@ -72,24 +72,24 @@ const DAMAGE: &[(&str, Damage)] = &[
         let id = at(index, &[5]);
         index.trees.arena[id].end += 1;
     }),
-    ("odd root", |index| {
+    ("has a malformed root", |index| {
         let id = find(index, Node::is_root);
         index.trees.arena[id].end = 1;
     }),
-    ("does not find its trimmable checkpoint", |index| {
+    ("does not lead to its trimmable checkpoint", |index| {
         let tree = index.trees.arena[at(index, &[1, 1])].tree;
         let root = index.trees.forest.get(tree).root;
-        index.trees.arena[root].children.set_leads(1, Leads { trimmable: false, ended: true });
+        index.trees.arena[root].children.set_summary(1, Summary { trimmable: false, ended: true });
     }),
-    ("miscounts children that lead to an end", |index| {
+    ("miscounts its children with an end", |index| {
         let root = index.trees.forest.get(index.trees.arena[at(index, &[5])].tree).root;
-        index.trees.arena[root].children.set_leads(8, Leads::default());
+        index.trees.arena[root].children.set_summary(8, Summary::default());
     }),
-    ("by its labels", |index| {
+    ("its labels", |index| {
         index.trees.ledger.add_end(&mut Sequences::default(), 1);
         index.trees.ledger.label(1).sequences -= 1;
     }),
-    ("by its labels", |index| {
+    ("its labels", |index| {
         index.trees.ledger.add_entry(&mut Sequences::default(), 1);
         index.trees.ledger.label(1).entries -= 1;
     }),
@@ -97,9 +97,9 @@ const DAMAGE: &[(&str, Damage)] = &[
         let id = find(index, |node| node.media);
         index.trees.arena[id].media = false;
     }),
-    ("media key without a content", |index| index.trees.contents = MediaTable::default()),
-    ("uses of media", |index| index.trees.media.hold(&[1 << 31])),
-    ("leases of", |index| {
+    ("media key without content", |index| index.trees.contents = MediaTable::default()),
+    ("media use counts", |index| index.trees.media.hold(&[1 << 31])),
+    ("leases but records", |index| {
         let id = at(index, &[5]);
         index.trees.arena[id].leases += 1;
     }),
@@ -107,11 +107,11 @@ const DAMAGE: &[(&str, Damage)] = &[
         let id = find(index, |node| node.checkpoint.is_some());
         index.trees.arena[id].checkpoint.as_mut().unwrap().leases += 1;
     }),
-    ("never given out", |index| {
+    ("never issued", |index| {
         let id = at(index, &[5]);
         index.trees.arena[id].segment = SegmentId(1_000_000);
     }),
-    ("is there twice", |index| {
+    ("occurs twice", |index| {
         let (id, other) = (at(index, &[5]), at(index, &[9]));
         index.trees.arena[id].segment = index.trees.arena[other].segment;
     }),
@@ -124,12 +124,12 @@ const DAMAGE: &[(&str, Damage)] = &[
         let node = &mut index.trees.arena[id];
         (node.keys, node.end) = (vec![5; 5].into(), node.end + 3);
     }),
-    ("lies in two blocks", |index| {
+    ("crosses a block boundary", |index| {
         let id = at(index, &[1, 2]);
         index.segment_tokens = 3;
         index.trees.arena[id].keys = vec![1, 2, 3].into();
     }),
-    ("has no part", |index| {
+    ("has no parts", |index| {
         let id = at(index, &[5]);
         index.trees.arena[id].parts = 0;
     }),
@@ -154,23 +154,23 @@ const DAMAGE: &[(&str, Damage)] = &[
         let id = find(index, |node| node.checkpoint.is_some() && node.children.is_empty());
         index.trees.arena[id].checkpoint = None;
     }),
-    ("bad end", |index| {
+    ("invalid end", |index| {
         let id = at(index, &[5]);
         index.trees.arena[id].ends = Some(Box::new(vec![End { at: 3, label: 0 }]));
     }),
-    ("bad end", |index| {
+    ("invalid end", |index| {
         let id = at(index, &[5]);
         index.trees.arena[id].ends = Some(Box::new(vec![End { at: 1, label: 0 }; 2]));
     }),
-    ("its account says", |index| {
+    ("but records Amount", |index| {
         let id = at(index, &[5]);
         index.trees.arena[id].bytes_per_token += 1;
     }),
-    ("counts Sequences", |index| {
+    ("but records Sequences", |index| {
         let tree = index.trees.arena[at(index, &[5])].tree;
         index.trees.forest.get_mut(tree).sequences.all += 1;
     }),
-    ("counts Sequences", |index| {
+    ("but records Sequences", |index| {
         let tree = index.trees.arena[at(index, &[5])].tree;
         index.trees.forest.get_mut(tree).sequences.entries += 1;
     }),
@@ -179,10 +179,10 @@ const DAMAGE: &[(&str, Damage)] = &[
         index.trees.forest.get_mut(tree).nodes += 1;
     }),
     ("the ledger holds", |index| index.trees.ledger.add(&mut Amount::default(), byte())),
-    ("leased", |index| index.trees.ledger.lease(byte())),
-    ("reserved", |index| index.trees.ledger.reserve(byte())),
-    ("over the limits", |index| index.limits.max_bytes = 10),
-    ("over the limits", |index| index.limits.max_buffers = 3),
+    ("has leased", |index| index.trees.ledger.lease(byte())),
+    ("has reserved", |index| index.trees.ledger.reserve(byte())),
+    ("exceed the limits", |index| index.limits.max_bytes = 10),
+    ("exceed the limits", |index| index.limits.max_buffers = 3),
     ("label 0", |index| index.trees.ledger.label(0).nbytes += 1),
     ("label 0", |index| index.trees.ledger.label(0).ntokens += 1),
     ("label 1", |index| index.trees.ledger.label(1).sequences += 1),
@@ -195,11 +195,11 @@ const DAMAGE: &[(&str, Damage)] = &[
         let id = find(index, |node| node.ends.is_some());
         index.trees.arena[id].ends.as_mut().unwrap().reserve_exact(100);
     }),
-    ("not in the eviction order", |index| {
+    ("missing from the eviction order", |index| {
         let id = at(index, &[5]);
-        index.trees.unlist(id, Leaving::Removed);
+        index.trees.unlist(id, Removal::Removed);
     }),
-    ("listed but leased", |index| {
+    ("in the eviction order but leased", |index| {
         let id = at(index, &[8]);
         index.trees.list(id, 9);
     }),
@@ -207,11 +207,11 @@ const DAMAGE: &[(&str, Damage)] = &[
         let id = at(index, &[5]);
         index.trees.list(id, 9);
     }),
-    ("used before an older one", |index| {
+    ("earlier stamp than the unit before it", |index| {
         let id = oldest(index);
         index.trees.arena[id].placement.stamp = 9;
     }),
-    ("in the eviction order is broken", |index| {
+    ("broken link in the eviction order", |index| {
         let id = oldest(index);
         index.trees.arena[id].placement.older = id;
     }),
@@ -219,7 +219,7 @@ const DAMAGE: &[(&str, Damage)] = &[
         let id = oldest(index);
         index.trees.arena[id].placement.newer = NodeId::NONE;
     }),
-    ("empty and still there", |index| {
+    ("empty but was not removed", |index| {
         index.trees.forest.find_or_add(&mut index.trees.arena, "another", LayoutId(0), false);
     }),
 ];
@@ -238,7 +238,7 @@ fn damage_is_named() {
     for (name, damage) in DAMAGE {
         let mut index = sample();
         damage(&mut index);
-        let Err(Broken(found)) = index.validate() else { panic!("not noticed: {name}") };
-        assert!(found.contains(name), "{name}: {found}");
+        let Err(BrokenInvariant(message)) = index.validate() else { panic!("not detected: {name}") };
+        assert!(message.contains(name), "{name}: {message}");
     }
 }

@@ -1,4 +1,4 @@
-//! The hash of a path against a naive one, which writes all of it down and hashes that.
+//! Path hashes against a naive implementation, which hashes one buffer with all bytes.
 
 use proptest::prelude::*;
 
@@ -9,7 +9,7 @@ fn content(key: u32) -> ContentHash {
     ContentHash::new(&key.to_le_bytes(), 7)
 }
 
-/// One call on all bytes.
+/// Hashes all bytes in one call.
 fn naive(key: &HashKey, namespace: &str, layout: &[u8], keys: &[u32]) -> PathHash {
     let mut bytes = Vec::new();
     for part in [namespace.as_bytes(), layout] {
@@ -40,7 +40,7 @@ fn keys() -> impl Strategy<Value = Vec<u32>> {
 }
 
 proptest! {
-    /// However the path is cut, and whatever is asked for on the way.
+    /// The path may be extended in any pieces, with a hash taken after each.
     #[test]
     fn a_hash_does_not_depend_on_the_cuts(keys in keys(), cuts in prop::collection::vec(0_usize..700, 0..9)) {
         let mut cuts: Vec<usize> = cuts.into_iter().map(|at| at.min(keys.len())).collect();
@@ -55,7 +55,7 @@ proptest! {
     }
 }
 
-/// Whatever a path consists of is part of its name.
+/// Every part of a path contributes to its hash.
 #[test]
 fn paths_that_differ_have_different_hashes() {
     let media = MEDIA_BIT | 1;
@@ -75,14 +75,14 @@ fn paths_that_differ_have_different_hashes() {
         of("", b"", &[MEDIA_BIT | 2]),
         naive(&HashKey([1; 32]), "", b"", &[]),
     ];
-    for (at, one) in all.iter().enumerate() {
-        assert!(!all[..at].contains(one), "{at}");
+    for (at, hash) in all.iter().enumerate() {
+        assert!(!all[..at].contains(hash), "{at}");
     }
 }
 
-/// Records and events of other processes are found by these: they never change.
+/// Other processes find records and events by these hashes, so they must never change.
 #[test]
-fn hashes_are_the_same_for_ever() {
+fn hashes_never_change() {
     assert_eq!(hash("", b"", &[]).to_string(), "92bc9676fbcfc07a351238fb272374f0");
     assert_eq!(
         hash("tenant", b"layout", &[1, 2, MEDIA_BIT | 3, 4]).to_string(),

@@ -1,4 +1,4 @@
-//! The faults, each by what it does.
+//! The faults, named by what they do.
 
 macro_rules! faults {
     ($($name:ident,)*) => {
@@ -8,46 +8,46 @@ macro_rules! faults {
             $($name,)*
         }
 
-        /// All but none.
+        /// All faults, without `None`.
         pub(crate) const FAULTS: &[Fault] = &[$(Fault::$name,)*];
     };
 }
 
 faults! {
-    MatchesOneTooMany,
+    MatchesOneTokenTooMany,
     ServesAllOfTheLastNode,
     MatchesAcrossNamespaces,
-    TakesAllMediaForTheSame,
+    TreatsAllMediaAsEqual,
     AcceptsInvalidTokens,
     EvictsTheNewest,
-    EvictsInOrderOfArrival,
+    EvictsInInsertionOrder,
     RefreshesOnPeek,
-    EvictsOneUnitMore,
-    EvictsOneByteLess,
+    EvictsOneUnitTooMany,
+    EvictsOneByteTooFew,
     EvictsIdleOneTickLate,
     ForgetsADroppedId,
     ReportsADroppedIdTwice,
-    ForgetsWhatASplitReplaced,
-    DoesNotCountASplit,
-    GivesAnIdOutAgain,
+    ForgetsSplitSegments,
+    MiscountsSplits,
+    ReusesAnId,
     IgnoresLeases,
     NeverEndsALease,
-    HoldsPinsAgainstClear,
+    KeepsPinsOnClear,
     TakesWithoutReporting,
-    StoresACheckpointOneOff,
-    ForgetsThatACheckpointCanBeTrimmed,
+    StoresCheckpointsOffByOne,
+    ForgetsThatCheckpointsAreTrimmable,
     KeepsAllCheckpoints,
-    ForgetsWhereThePromptEnds,
+    ForgetsTheEndOfThePrompt,
     ExceedsTheLimit,
-    KeepsWhatAnAbortReserved,
-    KeepsRoomThatWasGivenBack,
-    ForgetsWhatWasJoined,
-    JoinsInAnotherOrder,
-    CompactsOnePartLess,
-    CommitsWhatIsStale,
+    KeepsReservationsOfAbortedPlans,
+    KeepsUnreservedRoom,
+    ForgetsJoinedSegments,
+    JoinsInTheWrongOrder,
+    CompactsToOnePartTooMany,
+    CommitsStalePlans,
     CountsUnderOneLabel,
     CountsCoveredSequencesAsEntries,
-    EvictsOneEntryLess,
-    CountsAUnitTooFew,
+    EvictsOneEntryTooFew,
+    CountsOneUnitTooFew,
     PromisesWithoutRoom,
 }

@@ -1,36 +1,36 @@
-//! What ending a plan must do, and thinning out checkpoints.
+//! What ending a plan must do, and how checkpoints are thinned out.
 
 use kvcache_core::{Inserted, PlanId};
 
 use super::store::{Expected, Open, place};
-use super::{Checkpoint, Gone, Oracle, Path, Place, Segment};
+use super::{Checkpoint, Oracle, Path, Place, Removed, Segment};
 use crate::common::index::Store;
 use crate::common::prompt::{Prompt, Token};
 
 impl Oracle {
-    /// Whether the plan was stale, and what went; `None` for an unknown plan.
-    pub(crate) fn commit(&mut self, id: PlanId, stamp: u64) -> Option<(bool, Gone)> {
+    /// Commits a plan. Returns whether it was stale, and what was dropped; `None` for an unknown plan.
+    pub(crate) fn commit(&mut self, id: PlanId, stamp: u64) -> Option<(bool, Removed)> {
         self.tick(stamp);
         let open = self.close(id)?;
-        let mut gone = Gone::default();
-        let stale = !self.still_there(&open);
+        let mut removed = Removed::default();
+        let stale = !self.place_unchanged(&open);
         if stale {
-            self.end_lease(&open.holder, &mut gone);
+            self.end_lease(&open.holder, &mut removed);
         } else {
-            self.attach(&open, &mut gone);
+            self.attach(&open, &mut removed);
         }
-        Some((stale, gone))
+        Some((stale, removed))
     }
 
-    pub(crate) fn abort(&mut self, id: PlanId) -> Option<Gone> {
+    pub(crate) fn abort(&mut self, id: PlanId) -> Option<Removed> {
         let draft = self.drafts.iter().position(|open| open.id == Some(id));
         let open = match draft {
             Some(at) => self.drafts.remove(at),
             None => self.close(id)?,
         };
-        let mut gone = Gone::default();
-        self.end_lease(&open.holder, &mut gone);
-        Some(gone)
+        let mut removed = Removed::default();
+        self.end_lease(&open.holder, &mut removed);
+        Some(removed)
     }
 
     fn close(&mut self, id: PlanId) -> Option<Open> {
@@ -38,7 +38,7 @@ impl Oracle {
         Some(self.plans.remove(at))
     }
 
-    fn still_there(&self, open: &Open) -> bool {
+    fn place_unchanged(&self, open: &Open) -> bool {
         let key = &open.store.prompt.tokens()[..open.draft.length];
         let Some(tree) = self.tree(&place(&open.store)) else { return open.draft.from == 0 };
         let matched = tree.matched(key);
@@ -47,11 +47,11 @@ impl Oracle {
             Some(split) => node.is_some_and(|node| (node.id, matched - node.start) == split),
             None => node.is_none_or(|node| node.path.len() == matched),
         };
-        let there = key.len() == matched && tree.checkpoint(key).is_some();
-        same && matched == open.draft.from && !there
+        let taken = key.len() == matched && tree.checkpoint(key).is_some();
+        same && matched == open.draft.from && !taken
     }
 
-    fn attach(&mut self, open: &Open, gone: &mut Gone) {
+    fn attach(&mut self, open: &Open, removed: &mut Removed) {
         let Open { store, draft, plan, .. } = open;
         let (place, plan) = (place(store), plan.as_ref());
         let key = store.prompt.tokens()[..draft.length].to_vec();
@@ -61,7 +61,7 @@ impl Oracle {
             && let Some(at) = tree.segments.iter().position(|one| one.path == *cut)
         {
             let whole = tree.segments.remove(at);
-            gone.segments.push(whole.id);
+            removed.segments.push(whole.id);
             let ids = plan.and_then(|plan| plan.split);
             let at = draft.from - whole.start;
             let upper = Segment {
@@ -98,18 +98,18 @@ impl Oracle {
             });
         }
         self.note_end(&place, &key, store.label);
-        self.end_lease(&open.holder, gone);
+        self.end_lease(&open.holder, removed);
         if place.checkpointed {
             self.touch_checkpoint(&place, &key);
             self.mark_prompt(&place, &key, store.prompt_length);
-            self.thin_out(&place, &key, gone);
+            self.thin_out(&place, &key, removed);
         } else {
             self.touch_path(&place, &key);
         }
         self.join(&place, &key);
     }
 
-    /// The deepest checkpoint up to the prompt's end is the one that was said last.
+    /// Marks the deepest checkpoint up to the prompt's end as the latest such end.
     pub(super) fn mark_prompt(&mut self, place: &Place, key: &[Token], prompt: Option<usize>) {
         let Some(prompt) = prompt else { return };
         self.prompts += 1;
@@ -121,8 +121,8 @@ impl Oracle {
         }
     }
 
-    /// Thins out the checkpoints of the unbranched path through the newest, `new`.
-    fn thin_out(&mut self, place: &Place, new: &[Token], gone: &mut Gone) {
+    /// Thins out the checkpoints of the unbranched path through `new`, the newest.
+    fn thin_out(&mut self, place: &Place, new: &[Token], removed: &mut Removed) {
         loop {
             let Some(tree) = self.tree(place) else { return };
             let branches = |path: &[Token], at: usize| {
@@ -144,31 +144,31 @@ impl Oracle {
                 Some(after) => after.len() - if at == 0 { start } else { path[at - 1].len() },
                 None => usize::MAX,
             };
-            let said = |path: &Path| tree.checkpoint(path).map_or(0, |one| one.prompt);
-            let prompt = match path.iter().max_by_key(|path| said(path)).filter(|path| said(path) > 0) {
+            let marked = |path: &Path| tree.checkpoint(path).map_or(0, |one| one.prompt);
+            let prompt = match path.iter().max_by_key(|path| marked(path)).filter(|path| marked(path) > 0) {
                 Some(latest) => Some(latest),
                 None => path.iter().rfind(|path| path.len() < new.len()),
             };
             let prompt = prompt.filter(|_| self.limits.max_checkpoints > 1);
-            let may_go = |at: &usize| {
+            let removable = |at: &usize| {
                 let path = &path[*at];
                 *path != new && Some(path) != prompt && !self.checkpoint_leased(place, path)
             };
-            let Some(victim) = (0..path.len()).filter(may_go).min_by_key(|at| gap(*at)) else { return };
+            let Some(victim) = (0..path.len()).filter(removable).min_by_key(|at| gap(*at)) else { return };
             let victim = path[victim].clone();
-            self.remove_checkpoint(place, &victim, gone);
-            self.clean_up(gone);
+            self.remove_checkpoint(place, &victim, removed);
+            self.clean_up(removed);
         }
     }
 
-    /// Plan and commit in one, without ids.
+    /// Plans and commits in one step, without ids.
     pub(crate) fn insert(
         &mut self,
         namespace: &str,
         prompt: &Prompt,
         bytes_per_token: u64,
         stamp: u64,
-    ) -> (Inserted, Gone) {
+    ) -> (Inserted, Removed) {
         let store = Store {
             namespace: namespace.to_owned(),
             layout: 0,
@@ -179,18 +179,18 @@ impl Oracle {
             label: 0,
             prompt_length: None,
         };
-        let (expected, gone) = self.plan(&store, stamp);
+        let (expected, removed) = self.plan(&store, stamp);
         let held =
             prompt.cut_back(self.tree(&place(&store)).map_or(0, |tree| tree.matched(&prompt.tokens())));
         let (length, new_tokens) = match expected {
             Expected::Ready { length, matched, .. } => {
                 if let Some(open) = self.plans.pop() {
-                    self.attach(&open, &mut Gone::default());
+                    self.attach(&open, &mut Removed::default());
                 }
                 (length, length - matched)
             }
             Expected::Already | Expected::TooLarge | Expected::Nothing => (held, 0),
         };
-        (Inserted { length, new_tokens, ..Inserted::default() }, gone)
+        (Inserted { length, new_tokens, ..Inserted::default() }, removed)
     }
 }

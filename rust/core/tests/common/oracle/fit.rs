@@ -1,4 +1,4 @@
-//! What a store costs, how much of it fits, and one of which all is held.
+//! What a store costs, how much of it fits, and stores that are already held.
 
 use super::store::{Draft, place};
 use super::{Oracle, Place, Size, plus};
@@ -6,7 +6,7 @@ use crate::common::index::Store;
 use crate::common::prompt::Token;
 
 impl Oracle {
-    /// Whether all of the store is held; if so it is refreshed, and its end noted.
+    /// Whether the whole store is held; if so, refreshes it and records its end.
     pub(super) fn already(&mut self, store: &Store, place: &Place, tokens: &[Token]) -> bool {
         if store.checkpoint.is_none() {
             let node = self.tree(place).and_then(|tree| tree.holder(tokens, tokens.len()));
@@ -45,7 +45,7 @@ impl Oracle {
             .flat_map(|tree| &tree.segments)
             .find(|one| Some(&one.path) == draft.cut.as_ref().map(|cut| &cut.0));
         if let Some(node) = cut {
-            // Both halves are copied while the whole is still there.
+            // Both halves are copied while the whole is still held.
             cost = plus(cost, [node.size()[0], 2 * node.buffers, 0, 2, 0]);
         }
         if let Some(spec) = store.checkpoint {
@@ -54,7 +54,7 @@ impl Oracle {
         cost
     }
 
-    /// The most tokens for which there is room beside `kept`, if that gains anything.
+    /// The most tokens that fit in addition to `kept`, if they add anything.
     pub(super) fn fitting(&self, store: &Store, draft: &Draft, kept: Size) -> Option<usize> {
         let shortest = if store.checkpoint.is_some() { draft.length } else { draft.from + 1 };
         (shortest..=draft.length).rev().find(|&length| {

@@ -1,4 +1,4 @@
-//! What becomes one segment again, and room taken beside stores.
+//! Joining segments, and room reserved outside of stores.
 
 use kvcache_core::{Joined, LeaseId, SegmentId};
 
@@ -6,9 +6,9 @@ use super::{Holder, Oracle, Path, Place, Segment, Tree};
 use crate::common::prompt::Token;
 
 impl Oracle {
-    /// Joins segments on the way down to `path` while there are two that can be one.
+    /// Joins segments on the way down to `path` as long as two can be joined.
     pub(super) fn join(&mut self, place: &Place, path: &[Token]) {
-        // What each of the segments that were joined consists of.
+        // The ids that each joined segment replaces.
         let mut groups: Vec<(Path, Vec<Option<SegmentId>>)> = Vec::new();
         while let Some((upper, lower)) = self.pair(place, path) {
             let tree = self.tree_mut(place);
@@ -43,25 +43,25 @@ impl Oracle {
         lowest_first.sort_by_key(|lower| std::cmp::Reverse(lower.path.len()));
         lowest_first.into_iter().find_map(|lower| {
             let upper = tree.segments.iter().find(|one| one.path == lower.path[..lower.start])?;
-            let crumbs = lower.path.len() - upper.start <= self.limits.segment_tokens / 16;
+            let tiny = lower.path.len() - upper.start <= self.limits.segment_tokens / 16;
             let ended = tree.ends.iter().any(|(path, _)| *path == upper.path);
             let fits = below(tree, upper) == 1
                 && tree.checkpoint(&upper.path).is_none()
                 && leases(upper) == leases(lower)
                 && (upper.bytes_per_token, upper.buffers) == (lower.bytes_per_token, lower.buffers)
                 && block(upper.start) == block(lower.path.len() - 1)
-                && (crumbs || !ended);
+                && (tiny || !ended);
             fits.then(|| (upper.path.clone(), lower.path.clone()))
         })
     }
 
-    /// What was joined since this was asked last, by the ids before; the segments have the ids of
-    /// `found` from now on. Where only bookkeeping was asked for there are no ids.
-    pub(crate) fn take_joined(&mut self, found: &[Joined]) -> Vec<Vec<SegmentId>> {
+    /// The ids replaced by joins since the last call. Assigns the new ids of `joins` to the joined segments.
+    /// Leaves out segments from `insert`, which have no ids.
+    pub(crate) fn take_joined(&mut self, joins: &[Joined]) -> Vec<Vec<SegmentId>> {
         let mut expected = Vec::new();
         for (place, path, ids) in std::mem::take(&mut self.joined) {
             let Some(ids) = ids.into_iter().collect::<Option<Vec<SegmentId>>>() else { continue };
-            let id = found.iter().find(|joined| joined.replaced == ids).map(|joined| joined.segment);
+            let id = joins.iter().find(|joined| joined.replaced == ids).map(|joined| joined.segment);
             let segments = &mut self.tree_mut(&place).segments;
             segments.iter_mut().filter(|one| one.path == path).for_each(|one| one.id = id);
             expected.push(ids);
@@ -76,11 +76,11 @@ impl Oracle {
         };
         let (place, path) = (lease.place.clone(), lease.path.clone());
         let mut segments = self.tree_mut(&place).segments.iter_mut();
-        let found = segments.find(|one| one.id == Some(segment) && path.starts_with(&one.path));
-        let Some(found) = found.filter(|one| (1..=one.parts).contains(&u64::from(parts))) else {
+        let leased = segments.find(|one| one.id == Some(segment) && path.starts_with(&one.path));
+        let Some(leased) = leased.filter(|one| (1..=one.parts).contains(&u64::from(parts))) else {
             return false;
         };
-        found.parts = u64::from(parts);
+        leased.parts = u64::from(parts);
         true
     }
 
@@ -97,8 +97,8 @@ impl Oracle {
     }
 }
 
-/// How many segments hang on this one.
+/// The number of children of a segment.
 fn below(tree: &Tree, upper: &Segment) -> usize {
-    let hangs = |one: &&Segment| one.start == upper.path.len() && one.path.starts_with(&upper.path);
-    tree.segments.iter().filter(hangs).count()
+    let is_child = |one: &&Segment| one.start == upper.path.len() && one.path.starts_with(&upper.path);
+    tree.segments.iter().filter(is_child).count()
 }

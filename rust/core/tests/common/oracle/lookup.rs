@@ -1,8 +1,8 @@
-//! What a lookup must find, and what leasing and taking a path mean.
+//! What a lookup must return, and what leasing and taking a path mean.
 
 use kvcache_core::{CheckpointId, LayoutId, LeaseId, Match, Reason, SegmentId};
 
-use super::{Checkpoint, Gone, Holder, Lease, Oracle, Path, Place, Segment, Tree};
+use super::{Checkpoint, Holder, Lease, Oracle, Path, Place, Removed, Segment, Tree};
 use crate::common::prompt::{Prompt, Token};
 
 /// What serves a hit.
@@ -10,12 +10,12 @@ use crate::common::prompt::{Prompt, Token};
 pub(super) struct Serving {
     place: Place,
     length: usize,
-    /// All of the segment that holds the last usable token, from the first token on.
+    /// The path of the segment that holds the last usable token.
     node: Path,
     checkpoint: Option<Path>,
 }
 
-/// What an acquired hit must hand out.
+/// What an acquired hit must return.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Parts {
     pub(crate) leased: bool,
@@ -43,8 +43,8 @@ impl Tree {
         self.checkpoints.iter().find(|one| one.path == path)
     }
 
-    /// Whether all stored prompts that start like this go on in the same media span.
-    fn goes_on_with_media(&self, tokens: &[Token]) -> bool {
+    /// Whether all stored prompts that start with these tokens continue with the same media span.
+    fn continues_with_media(&self, tokens: &[Token]) -> bool {
         let starts = |one: &&Segment| one.path.len() > tokens.len() && one.path.starts_with(tokens);
         let mut next = self.segments.iter().filter(starts).map(|one| one.path[tokens.len()]);
         let Some(first) = next.next() else { return false };
@@ -55,7 +55,7 @@ impl Tree {
 impl Oracle {
     fn find(&self, namespace: &str, prompt: &Prompt, limit: usize) -> (Match, Option<Serving>) {
         let reason = if limit == 0 { Reason::TooShort } else { Reason::NoEntry };
-        let nothing = Match {
+        let empty = Match {
             length: 0,
             matched: 0,
             reason,
@@ -65,12 +65,12 @@ impl Oracle {
             compared: 0,
         };
         let trees = || self.trees.iter().filter(|tree| tree.place.namespace == namespace);
-        let found = trees().map(|tree| self.find_in(tree, prompt, limit));
-        // The newest of several equal ones.
-        let best = found.max_by_key(|(found, _)| (found.length, found.matched));
-        let Some((mut best, serving)) = best else { return (nothing, None) };
+        let prefix = trees().map(|tree| self.find_in(tree, prompt, limit));
+        // Ties go to the newest layout.
+        let best = prefix.max_by_key(|(prefix, _)| (prefix.length, prefix.matched));
+        let Some((mut best, serving)) = best else { return (empty, None) };
         best.matched = trees().map(|tree| tree.matched(&prompt.tokens())).max().unwrap_or_default();
-        // Some tree that is usable at checkpoints alone matched further than what serves.
+        // Some tree with checkpoints may have matched past the prefix that serves.
         let further = trees()
             .filter(|tree| tree.place.checkpointed)
             .map(|tree| prompt.cut_back(tree.matched(&prompt.tokens()).min(limit)));
@@ -87,7 +87,7 @@ impl Oracle {
         let at_media = match tokens.get(matched) {
             None => false,
             Some(Token::Media(..)) => true,
-            Some(Token::Text(_)) => tree.goes_on_with_media(&tokens[..matched]),
+            Some(Token::Text(_)) => tree.continues_with_media(&tokens[..matched]),
         };
         let reason = match () {
             () if length > 0 => Reason::Hit,
@@ -96,7 +96,7 @@ impl Oracle {
             () if matched > 0 || at_media => Reason::Media,
             () => Reason::NoEntry,
         };
-        let found = Match {
+        let prefix = Match {
             length,
             matched,
             reason,
@@ -105,7 +105,7 @@ impl Oracle {
             visited: 0,
             compared: 0,
         };
-        (found, serving)
+        (prefix, serving)
     }
 
     fn serving(&self, tree: &Tree, prompt: &Prompt, usable: usize) -> Option<Serving> {
@@ -131,8 +131,8 @@ impl Oracle {
         None
     }
 
-    /// The trimmable checkpoint below that serves: the first on its way down, and of several ways
-    /// the one with the smallest keys, where media count from the first stored one on.
+    /// The trimmable checkpoint below that serves: the first on each way down, and of those the one with the
+    /// smallest keys, where media are ordered by when they were first stored.
     fn trimmable(&self, tree: &Tree, tokens: &[Token]) -> Option<Path> {
         let below: Vec<&Path> = tree
             .checkpoints
@@ -159,7 +159,7 @@ impl Oracle {
         limit: usize,
         touch: Option<u64>,
     ) -> Match {
-        let (found, serving) = self.find(namespace, prompt, limit);
+        let (prefix, serving) = self.find(namespace, prompt, limit);
         if let (Some(serving), Some(stamp)) = (serving, touch) {
             self.tick(stamp);
             match &serving.checkpoint {
@@ -167,7 +167,7 @@ impl Oracle {
                 None => self.touch_path(&serving.place, &serving.node),
             }
         }
-        found
+        prefix
     }
 
     fn parts(&self, serving: &Serving) -> Parts {
@@ -198,11 +198,11 @@ impl Oracle {
         limit: usize,
         id: Option<LeaseId>,
     ) -> (Match, Parts) {
-        let (found, serving) = self.find(namespace, prompt, limit);
-        let Some(serving) = serving else { return (found, Parts::default()) };
+        let (prefix, serving) = self.find(namespace, prompt, limit);
+        let Some(serving) = serving else { return (prefix, Parts::default()) };
         let parts = self.parts(&serving);
         self.lease_serving(serving, id);
-        (found, parts)
+        (prefix, parts)
     }
 
     fn lease_serving(&mut self, serving: Serving, id: Option<LeaseId>) {
@@ -218,16 +218,16 @@ impl Oracle {
         prompt: &Prompt,
         limit: usize,
         id: Option<LeaseId>,
-    ) -> (Match, Parts, Gone) {
-        let mut gone = Gone::default();
-        let (found, serving) = self.find(namespace, prompt, limit);
-        let Some(mut serving) = serving else { return (found, Parts::default(), gone) };
+    ) -> (Match, Parts, Removed) {
+        let mut removed = Removed::default();
+        let (prefix, serving) = self.find(namespace, prompt, limit);
+        let Some(mut serving) = serving else { return (prefix, Parts::default(), removed) };
         let mut parts = self.parts(&serving);
         let whole = serving.node.len() == serving.length
             && serving.checkpoint.as_ref().is_none_or(|path| *path == serving.node);
         while whole && let Some(start) = self.exclusive(&serving.place, &serving.node) {
             let place = serving.place.clone();
-            self.remove_segments(&place, &mut gone, |one| one.path == serving.node);
+            self.remove_segments(&place, &mut removed, |one| one.path == serving.node);
             serving.node.truncate(start);
             serving.checkpoint = None;
         }
@@ -235,34 +235,34 @@ impl Oracle {
         if parts.leased {
             self.lease_serving(serving, id);
         }
-        self.clean_up(&mut gone);
-        (found, parts, gone)
+        self.clean_up(&mut removed);
+        (prefix, parts, removed)
     }
 
-    /// Where the segment that ends with `path` starts, if nothing goes on from it or holds it.
+    /// The start of the segment that ends with `path`, if nothing continues or leases it.
     fn exclusive(&self, place: &Place, path: &[Token]) -> Option<usize> {
         let segments = &self.tree(place)?.segments;
-        let goes_on = segments.iter().any(|one| one.path.len() > path.len() && one.path.starts_with(path));
-        let free = !goes_on && !self.covered(place, path);
+        let continued = segments.iter().any(|one| one.path.len() > path.len() && one.path.starts_with(path));
+        let free = !continued && !self.covered(place, path);
         segments.iter().find(|one| one.path == path).filter(|_| free).map(|one| one.start)
     }
 
-    pub(crate) fn release(&mut self, id: LeaseId, stamp: u64) -> Gone {
+    pub(crate) fn release(&mut self, id: LeaseId, stamp: u64) -> Removed {
         self.tick(stamp);
-        let mut gone = Gone::default();
-        self.end_lease(&Holder::Caller(id), &mut gone);
-        gone
+        let mut removed = Removed::default();
+        self.end_lease(&Holder::Caller(id), &mut removed);
+        removed
     }
 
-    pub(super) fn end_lease(&mut self, holder: &Holder, gone: &mut Gone) {
+    pub(super) fn end_lease(&mut self, holder: &Holder, removed: &mut Removed) {
         let Some(at) = self.leases.iter().position(|lease| lease.holder == *holder) else { return };
         let Lease { place, path, checkpoint, .. } = self.leases.remove(at);
         if !place.checkpointed {
-            // Touching passes over what other leases cover, and all of this path was off the list.
+            // Touching skips what other leases cover; the rest of this path was not in the list.
             self.touch_path(&place, &path);
         } else if let Some(path) = checkpoint {
             self.touch_checkpoint(&place, &path);
         }
-        self.clean_up(gone);
+        self.clean_up(removed);
     }
 }

@@ -1,12 +1,12 @@
-//! What storing must do up to the copy: draft, settle, promise.
+//! What a store must do before the copy: draft, settle, promise.
 
 use kvcache_core::{Need, Plan, PlanId, SegmentId};
 
-use super::{Checkpoint, Gone, Holder, Lease, Oracle, Path, Place, Size, plus};
+use super::{Checkpoint, Holder, Lease, Oracle, Path, Place, Removed, Size, plus};
 use crate::common::index::Store;
 use crate::common::prompt::Token;
 
-/// What a plan must say; ids aside, which are the index's to choose.
+/// The expected plan, without ids, which the index chooses.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Expected {
     Ready {
@@ -21,7 +21,7 @@ pub(crate) enum Expected {
     Nothing,
 }
 
-/// A draft or a plan that was not ended yet.
+/// A draft or a plan that has not ended.
 #[derive(Debug)]
 pub(super) struct Open {
     pub(super) id: Option<PlanId>,
@@ -32,7 +32,7 @@ pub(super) struct Open {
     pub(super) draft: Draft,
     pub(super) split: Option<(Option<SegmentId>, usize)>,
     pub(super) plan: Option<Plan>,
-    /// Nothing before it is promised.
+    /// Zero until the promise.
     pub(super) cost: Size,
 }
 
@@ -40,7 +40,7 @@ pub(super) struct Open {
 pub(super) struct Draft {
     pub(super) from: usize,
     pub(super) length: usize,
-    /// The segment that is to be cut after `from` tokens, and where it starts.
+    /// The segment to split after `from` tokens, and where it starts.
     pub(super) cut: Option<(Path, usize)>,
 }
 
@@ -50,26 +50,27 @@ pub(super) fn place(store: &Store) -> Place {
 }
 
 impl Oracle {
-    /// All steps up to the promise.
-    pub(crate) fn plan(&mut self, store: &Store, stamp: u64) -> (Expected, Gone) {
+    /// Runs all steps up to the promise.
+    pub(crate) fn plan(&mut self, store: &Store, stamp: u64) -> (Expected, Removed) {
         let (length, recopy) = match self.draft(store, stamp) {
             Ok(lengths) => lengths,
-            Err(other) => return (other, Gone::default()),
+            Err(other) => return (other, Removed::default()),
         };
         let last = self.drafts.len() - 1;
         if length.max(recopy) == 0 {
-            let mut gone = Gone::default();
+            let mut removed = Removed::default();
             let Open { holder, .. } = self.drafts.remove(last);
-            self.end_lease(&holder, &mut gone);
-            return (Expected::TooLarge, gone);
+            self.end_lease(&holder, &mut removed);
+            return (Expected::TooLarge, removed);
         }
         let settled = self.settle_at(last, length.max(recopy), recopy > length);
-        let ([nbytes, buffers], mut gone) = settled.unwrap_or_default();
-        gone.add(self.evict(&Need { nbytes, buffers, ..Need::default() }));
-        (self.promise_at(last).unwrap_or(Expected::TooLarge), gone)
+        let ([nbytes, buffers], mut removed) = settled.unwrap_or_default();
+        removed.add(self.evict(&Need { nbytes, buffers, ..Need::default() }));
+        (self.promise_at(last).unwrap_or(Expected::TooLarge), removed)
     }
 
-    /// Tokens that fit, and that fit if the segment that the key diverges in is given up.
+    /// Drafts a store. Returns the tokens that fit, and those that fit if the segment in which the key
+    /// diverges is dropped.
     pub(crate) fn draft(&mut self, store: &Store, stamp: u64) -> Result<(usize, usize), Expected> {
         self.tick(stamp);
         let (tokens, place) = (store.prompt.tokens(), place(store));
@@ -110,8 +111,8 @@ impl Oracle {
         Ok((length, recopy))
     }
 
-    /// The draft without the other side of the divergence, if only this store holds that and it
-    /// gains anything.
+    /// The draft without the other side of the divergence, if only this store leases that side and dropping
+    /// it gains anything.
     fn recopy(&self, at: usize) -> Option<Draft> {
         let Open { store, draft, .. } = &self.drafts[at];
         let (place, (path, start)) = (place(store), draft.cut.as_ref()?);
@@ -129,26 +130,26 @@ impl Oracle {
         gains.then_some(Draft { length: longest, ..without })
     }
 
-    /// What is over the limits at that length, in bytes and buffers; `None` if it cannot be.
-    pub(crate) fn settle(&mut self, id: PlanId, length: usize, recopy: bool) -> Option<([u64; 2], Gone)> {
+    /// Settles a length. Returns the bytes and buffers over the limits; `None` if it cannot be stored.
+    pub(crate) fn settle(&mut self, id: PlanId, length: usize, recopy: bool) -> Option<([u64; 2], Removed)> {
         let at = self.drafts.iter().position(|open| open.id == Some(id))?;
         self.settle_at(at, length, recopy)
     }
 
-    fn settle_at(&mut self, at: usize, length: usize, recopy: bool) -> Option<([u64; 2], Gone)> {
-        let open = self.drafts.get(at).filter(|open| self.standing(open))?;
+    fn settle_at(&mut self, at: usize, length: usize, recopy: bool) -> Option<([u64; 2], Removed)> {
+        let open = self.drafts.get(at).filter(|open| self.is_valid(open))?;
         let whole = Draft { length: open.store.prompt.len(), ..open.draft.clone() };
         let most = if recopy { self.recopy(at)? } else { whole };
-        let may_be = match open.store.checkpoint {
+        let storable = match open.store.checkpoint {
             Some(_) => length == most.length,
             None => {
                 most.from < length && length <= most.length && open.store.prompt.cut_back(length) == length
             }
         };
-        let mut gone = Gone::default();
+        let mut removed = Removed::default();
         let (place, holder) = (place(&open.store), open.holder.clone());
-        let old = open.draft.cut.clone().filter(|_| may_be && recopy);
-        if !may_be {
+        let old = open.draft.cut.clone().filter(|_| storable && recopy);
+        if !storable {
             return None;
         }
         self.drafts[at].draft = Draft { length, ..most };
@@ -159,11 +160,11 @@ impl Oracle {
             self.drafts[at].leased = start > 0;
             self.drafts[at].holder = again.clone();
             self.protect(&again, &place, &path[..start], &draft);
-            self.end_lease(&holder, &mut gone);
-            self.evict_from(&place, &path, &mut gone);
+            self.end_lease(&holder, &mut removed);
+            self.evict_from(&place, &path, &mut removed);
         }
         let cost = self.cost(&self.drafts[at].store, &self.drafts[at].draft);
-        Some((self.over(cost), gone))
+        Some((self.over(cost), removed))
     }
 
     fn over(&self, cost: Size) -> [u64; 2] {
@@ -171,14 +172,14 @@ impl Oracle {
         [all[0].saturating_sub(self.limits.max_bytes), all[1].saturating_sub(self.limits.max_buffers)]
     }
 
-    /// The plan, if it has room.
+    /// Promises a draft, if there is room.
     pub(crate) fn promise(&mut self, id: PlanId) -> Option<Expected> {
         let at = self.drafts.iter().position(|open| open.id == Some(id))?;
         self.promise_at(at)
     }
 
     fn promise_at(&mut self, at: usize) -> Option<Expected> {
-        let open = self.drafts.get(at).filter(|open| self.standing(open))?;
+        let open = self.drafts.get(at).filter(|open| self.is_valid(open))?;
         let cost = self.cost(&open.store, &open.draft);
         if self.over(cost) != [0, 0] {
             return None;
@@ -200,8 +201,8 @@ impl Oracle {
         Some(expected)
     }
 
-    /// Whether what the draft leases is still leased, and the tree there is what it was.
-    fn standing(&self, open: &Open) -> bool {
+    /// Whether the draft's lease is still live, and the tree around its place unchanged.
+    fn is_valid(&self, open: &Open) -> bool {
         let tokens = open.store.prompt.tokens();
         if open.leased && !self.leases.iter().any(|lease| lease.holder == open.holder) {
             return false;
@@ -216,14 +217,14 @@ impl Oracle {
         same && matched == open.draft.from
     }
 
-    /// The id that the index gave the last draft.
+    /// Records the id of the last draft.
     pub(crate) fn drafted(&mut self, id: PlanId) {
         if let Some(open) = self.drafts.last_mut() {
             open.id = Some(id);
         }
     }
 
-    /// The ids that the index gave the last plan.
+    /// Records the ids of the last plan.
     pub(crate) fn opened(&mut self, plan: &Plan) {
         if let Some(open) = self.plans.last_mut() {
             open.id = Some(plan.id);
@@ -237,7 +238,7 @@ impl Oracle {
         [draft.from].into_iter().chain(ends.clone()).zip(ends).collect()
     }
 
-    /// Leases the tokens before the divergence, and the checkpoint that the store continues from.
+    /// Leases the tokens before the divergence, and the checkpoint the store continues from.
     fn protect(&mut self, holder: &Holder, place: &Place, node: &[Token], draft: &Draft) {
         let Some(tree) = self.tree(place).filter(|_| !node.is_empty()) else { return };
         let before = |one: &&Checkpoint| {
@@ -252,20 +253,20 @@ impl Oracle {
         });
     }
 
-    fn evict_from(&mut self, place: &Place, top: &[Token], gone: &mut Gone) {
-        let before = (gone.segments.len(), gone.checkpoints.len());
-        self.remove_segments(place, gone, |one| one.path.starts_with(top));
+    fn evict_from(&mut self, place: &Place, top: &[Token], removed: &mut Removed) {
+        let before = (removed.segments.len(), removed.checkpoints.len());
+        self.remove_segments(place, removed, |one| one.path.starts_with(top));
         let units = if place.checkpointed {
-            gone.checkpoints.len() - before.1
+            removed.checkpoints.len() - before.1
         } else {
-            gone.segments.len() - before.0
+            removed.segments.len() - before.0
         };
-        gone.units += units as u64;
-        self.clean_up(gone);
+        removed.units += units as u64;
+        self.clean_up(removed);
     }
 }
 
-impl Gone {
+impl Removed {
     fn add(&mut self, other: Self) {
         self.segments.extend(other.segments);
         self.checkpoints.extend(other.checkpoints);

@@ -1,10 +1,11 @@
-//! Every error at every call, once and for ever; short and interrupted calls; a full volume; a vanished folder.
+//! Every error at every call, once and permanently; short and interrupted calls.
+
+mod states;
 
 use std::{fs, sync::Arc, time::Duration};
 
 use kvcache_disk::{
-    files::OsFiles,
-    folder::{Folder, Put, Refusal, Settings, State},
+    folder::{Put, Settings, State},
     reader::{Outcome, Reader},
 };
 use rustix::io::Errno;
@@ -27,7 +28,7 @@ fn records() -> Vec<Vec<Record>> {
     paths
 }
 
-/// Everything that a folder does: writes, evictions, reads, a corrupt record, removal, a second start.
+/// Exercises a folder: writes, evictions, reads, a corrupt record, removal, a restart.
 fn exercise(settings: &Settings, files: &Arc<Faults>, clock: &Arc<HandClock>, paths: &[Vec<Record>]) {
     for round in 0..2 {
         let folder = open(settings.clone(), Arc::clone(files) as _, clock);
@@ -65,7 +66,7 @@ fn exercise(settings: &Settings, files: &Arc<Faults>, clock: &Arc<HandClock>, pa
     }
 }
 
-/// What has to hold after any fault.
+/// Checks what must hold after any fault.
 fn recovers(
     settings: &Settings,
     files: &Arc<Faults>,
@@ -84,11 +85,11 @@ fn recovers(
             folder.put(&record.spec, &record.slices()).unwrap_or_else(|refusal| panic!("{what}: {refusal}"))
         };
         put();
-        // The one that was damaged may be there still, and goes when it is read.
+        // The damaged record may still be there until a read removes it.
         assert!(reads(&folder, record) || put() == Put::Written && reads(&folder, record), "{what}");
     }
     folder.check().unwrap_or_else(|broken| panic!("{what}: {broken}"));
-    assert!(files.peak() <= MAX_BYTES, "{what}: then {} bytes at the peak", files.peak());
+    assert!(files.peak() <= MAX_BYTES, "{what}: {} bytes at the peak after recovery", files.peak());
     assert!(disk_usage(&settings.root) <= MAX_BYTES, "{what}: {} bytes", disk_usage(&settings.root));
 }
 
@@ -142,9 +143,9 @@ fn every_error_at_every_call() {
         Errno::XDEV,
         Errno::TIMEDOUT,
     ];
-    // By default every seventh call fails, in each of two ways; the long run has all combinations.
+    // By default every seventh call fails, both once and permanently; the long run tests all combinations.
     let rounds = count(1, errors.len());
-    // A call that says of what is there that it is not is a lie, not an error: nobody could count right.
+    // Reporting an existing file as missing is a lie and not an error: no count could be right after it.
     let lies = |at: usize, error| error == Errno::NOENT && matches!(all[at], Op::Stat | Op::List | Op::Open);
     for at in (0..all.len()).step_by(count(7, 1)) {
         for forever in [false, true] {
@@ -153,7 +154,7 @@ fn every_error_at_every_call() {
                 if lies(at, error) {
                     continue;
                 }
-                let what = format!("{error:?} at call {at} ({:?}), for ever: {forever}", all[at]);
+                let what = format!("{error:?} at call {at} ({:?}), permanently: {forever}", all[at]);
                 let root = tempfile::tempdir().unwrap();
                 let (files, clock) = (Faults::new(), HandClock::new());
                 let plan = Plan { fail: Some((at, error.raw_os_error(), forever)), ..Plan::default() };
@@ -165,7 +166,7 @@ fn every_error_at_every_call() {
     }
 }
 
-/// One kind of call fails always, the others work: what a broken or odd file system does.
+/// One kind of call always fails and the others work, as on a broken or unusual file system.
 #[test]
 fn every_error_at_every_kind_of_call() {
     let paths = records();
@@ -225,100 +226,4 @@ fn short_and_interrupted_calls_change_nothing() {
             assert!(reads(&folder, record));
         }
     }
-}
-
-fn io_error(put: &Result<Put, Refusal>) -> bool {
-    matches!(put, Err(Refusal::Io(_)))
-}
-
-#[test]
-fn a_full_volume_evicts_as_much_as_it_needs_and_pauses() {
-    let root = tempfile::tempdir().unwrap();
-    let (files, clock) = (Faults::new(), HandClock::new());
-    let folder = open(settings(root.path(), 1 << 30), Arc::clone(&files) as _, &clock);
-    let paths = records();
-    for record in paths[0][..3].iter().chain(&paths[1]) {
-        folder.put(&record.spec, &record.slices()).unwrap();
-    }
-    let full =
-        Plan { fail: Some((0, Errno::NOSPC.raw_os_error(), true)), only: Some(Op::Write), ..Plan::default() };
-    files.plan(full);
-    let before = folder.stats().records;
-    let [a, b, ..] = &paths[2][..] else { unreachable!() };
-    assert!(io_error(&folder.put(&a.spec, &a.slices())));
-    assert!(folder.stats().records + 2 >= before, "{:?}", folder.stats());
-    assert!(matches!(folder.put(&a.spec, &a.slices()), Err(Refusal::Paused)));
-    files.resume();
-    assert!(matches!(folder.put(&b.spec, &b.slices()), Err(Refusal::Paused)), "still");
-    clock.advance(Duration::from_secs(61));
-    folder.put(&a.spec, &a.slices()).unwrap();
-    assert!(reads(&folder, a));
-    folder.check().unwrap();
-}
-
-#[test]
-fn three_errors_of_the_device_make_it_read_only() {
-    let root = tempfile::tempdir().unwrap();
-    let (files, clock) = (Faults::new(), HandClock::new());
-    let folder = open(settings(root.path(), 1 << 30), Arc::clone(&files) as _, &clock);
-    let paths = records();
-    let [first, second, ..] = &paths[1][..] else { unreachable!() };
-    folder.put(&first.spec, &first.slices()).unwrap();
-    let broken =
-        Plan { fail: Some((0, Errno::IO.raw_os_error(), true)), only: Some(Op::Sync), ..Plan::default() };
-    files.plan(broken);
-    folder.put(&second.spec, &second.slices()).unwrap();
-    files.plan(Plan { only: Some(Op::Rename), ..broken });
-    for _ in 0..3 {
-        assert!(io_error(&folder.put(&paths[2][0].spec, &paths[2][0].slices())));
-    }
-    files.resume();
-    clock.advance(Duration::from_secs(3600));
-    assert!(matches!(folder.put(&paths[2][0].spec, &paths[2][0].slices()), Err(Refusal::ReadOnly)));
-    assert!(matches!(folder.stats().state, State::ReadOnly(_)));
-    assert!(reads(&folder, first), "reads go on");
-    folder.check().unwrap();
-}
-
-#[test]
-fn an_unwritable_folder_is_off_and_tried_again_each_minute() {
-    let root = tempfile::tempdir().unwrap();
-    let (files, clock) = (Faults::new(), HandClock::new());
-    let refuse = Plan {
-        fail: Some((0, Errno::ACCESS.raw_os_error(), true)),
-        only: Some(Op::MakeFolder),
-        ..Plan::default()
-    };
-    files.plan(refuse);
-    let folder = open(settings(&root.path().join("a/b"), 1 << 30), Arc::clone(&files) as _, &clock);
-    let State::Off(reason) = folder.stats().state else { panic!("{:?}", folder.stats()) };
-    assert!(reason.contains("ermission"), "{reason}");
-    let record = &records()[1][0];
-    files.resume();
-    assert!(matches!(folder.put(&record.spec, &record.slices()), Err(Refusal::Off)));
-    assert_eq!(files.calls(), [], "no call before the minute is over");
-    clock.advance(Duration::from_secs(61));
-    folder.put(&record.spec, &record.slices()).unwrap();
-    assert_eq!(folder.stats().state, State::On);
-    assert!(reads(&folder, record));
-}
-
-#[test]
-fn a_folder_deleted_under_us_is_made_again() {
-    let root = tempfile::tempdir().unwrap();
-    let path = root.path().join("kv");
-    let clock = HandClock::new();
-    let folder: Arc<Folder> = open(settings(&path, 1 << 30), Arc::new(OsFiles), &clock);
-    let record = &records()[1][0];
-    for _ in 0..3 {
-        folder.put(&record.spec, &record.slices()).unwrap();
-        assert!(reads(&folder, record));
-        fs::remove_dir_all(&path).unwrap();
-        assert!(!reads(&folder, record));
-        folder.rescan().unwrap();
-        assert_eq!(folder.stats().records, 0);
-        folder.check().unwrap();
-    }
-    fs::remove_dir_all(&path).unwrap();
-    assert_eq!(folder.put(&record.spec, &record.slices()).unwrap(), Put::Written, "without a scan before");
 }

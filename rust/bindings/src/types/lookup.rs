@@ -1,4 +1,4 @@
-//! What lookups and fetches find.
+//! The results of lookups and fetches.
 
 use kvcache_core as core;
 use pyo3::prelude::*;
@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use crate::tickets::{Abandonments, Lease};
 use crate::types::dropped::Dropped;
 
-/// What a lookup found. Lengths are in tokens.
+/// The longest usable prefix. Lengths are in tokens.
 #[pyclass(frozen, get_all, module = "kvcache._core")]
 pub(crate) struct Match {
     length: usize,
@@ -29,30 +29,30 @@ impl Match {
 }
 
 impl From<core::Match> for Match {
-    fn from(found: core::Match) -> Self {
+    fn from(prefix: core::Match) -> Self {
         Self {
-            length: found.length,
-            matched: found.matched,
-            reason: match found.reason {
+            length: prefix.length,
+            matched: prefix.matched,
+            reason: match prefix.reason {
                 core::Reason::Hit => "hit",
                 core::Reason::NoEntry => "no_entry",
                 core::Reason::NoCheckpoint => "no_checkpoint",
                 core::Reason::Media => "media",
                 core::Reason::TooShort => "too_short",
             },
-            checkpoint_at: found.checkpoint_at,
-            layout: found.layout.map(|layout| layout.0),
-            nodes_visited: found.visited,
+            checkpoint_at: prefix.checkpoint_at,
+            layout: prefix.layout.map(|layout| layout.0),
+            nodes_visited: prefix.visited,
         }
     }
 }
 
-/// One segment's part in a hit.
+/// The part of a hit that one segment serves.
 #[pyclass(frozen, get_all, module = "kvcache._core")]
 #[derive(Clone)]
 pub(crate) struct Piece {
     segment: u64,
-    /// How many of its leading tokens are used.
+    /// How many of its leading tokens to use.
     tokens: usize,
 }
 
@@ -67,7 +67,7 @@ impl From<core::Piece> for Piece {
 #[derive(Clone)]
 pub(crate) struct Resumed {
     id: u64,
-    /// Tokens before it: more than the hit's length where it is to be trimmed.
+    /// Tokens before it. If that is more than the hit's length, it must be trimmed.
     position: usize,
 }
 
@@ -78,21 +78,21 @@ pub(crate) struct Acquired {
     lease: Option<Py<Lease>>,
     pieces: Vec<Piece>,
     checkpoint: Option<Resumed>,
-    /// What a take moved out of the index.
+    /// What `take` moved out of the index.
     taken: Option<Py<Dropped>>,
 }
 
 impl Acquired {
     pub(crate) fn new(
         py: Python<'_>,
-        found: core::Match,
+        prefix: core::Match,
         scope: core::Scope,
         taken: Option<Dropped>,
         abandonments: &Abandonments,
     ) -> PyResult<Self> {
         let lease = scope.lease.map(|lease| Py::new(py, Lease::new(lease.0, abandonments)));
         Ok(Self {
-            found: Py::new(py, Match::from(found))?,
+            found: Py::new(py, Match::from(prefix))?,
             lease: lease.transpose()?,
             pieces: scope.pieces.into_iter().map(Piece::from).collect(),
             checkpoint: scope.checkpoint.map(|(id, position)| Resumed { id: id.0, position }),

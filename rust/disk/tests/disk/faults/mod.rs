@@ -1,7 +1,8 @@
-//! A file system that fails on request, and keeps account of what is in it.
+//! A file system that fails on request, and tracks the size of its files.
+
+mod trace;
 
 use std::{
-    collections::HashMap,
     ffi::OsString,
     fs::File,
     io::{self, IoSlice, IoSliceMut, Write},
@@ -11,6 +12,8 @@ use std::{
 };
 
 use kvcache_disk::files::{Files, Handle, Open, OsFiles, Stat};
+
+pub(crate) use trace::{Event, Trace};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Op {
@@ -32,89 +35,38 @@ pub(crate) enum Op {
     Unlock,
 }
 
-/// What is to go wrong.
+/// What to make fail.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Plan {
-    /// From this call on, counted from 0, calls fail with this error number: `forever`, or this one alone.
+    /// (call, error number, forever): this call, counted from 0, fails; with `forever`, all later ones too.
     pub(crate) fail: Option<(usize, i32, bool)>,
     /// Only calls of this kind fail.
     pub(crate) only: Option<Op>,
-    /// Reads and writes do at most this many bytes.
+    /// Reads and writes transfer at most this many bytes.
     pub(crate) short: Option<usize>,
     /// Every other read and write is interrupted.
     pub(crate) interrupt: bool,
-    /// Free bytes that the volume claims to have.
+    /// Free bytes that the volume reports.
     pub(crate) available: Option<u64>,
     /// Calls of this kind hang until [`Faults::resume`].
     pub(crate) stall: Option<Op>,
-    /// A lie that no caller could notice: see `selftest`.
+    /// A fault that callers cannot detect: see `selftest`.
     pub(crate) lie: Option<Lie>,
 }
 
-/// Ways of being broken without an error.
+/// Faults without an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lie {
     /// Files are not removed.
     Unlink,
-    /// What was renamed is gone.
+    /// Renamed files are lost.
     Rename,
     /// Files are longer than what was written.
     Grow,
-    /// Times of use are not kept.
+    /// Modification times are not stored.
     Touch,
     /// Bits flip between the disk and the caller, after every check.
     Flip,
-}
-
-/// Upper bound of the bytes in the folder at each moment: growth is noted before, shrinking after the call.
-#[derive(Default)]
-pub(crate) struct Trace {
-    sizes: HashMap<PathBuf, u64>,
-    total: u64,
-    pub(crate) peak: u64,
-}
-
-impl Trace {
-    pub(crate) fn apply(&mut self, event: &Event) {
-        match event {
-            Event::Grow(path, bytes) => {
-                let size = self.sizes.entry(path.clone()).or_default();
-                self.total += bytes.saturating_sub(*size);
-                *size = (*size).max(*bytes);
-            }
-            Event::Remove(path) => self.total -= self.sizes.remove(path).unwrap_or(0),
-            Event::Rename(from, to) => {
-                let size = self.sizes.remove(from).unwrap_or(0);
-                self.total -= self.sizes.insert(to.clone(), size).unwrap_or(0);
-            }
-        }
-        self.peak = self.peak.max(self.total);
-    }
-}
-
-pub(crate) enum Event {
-    Grow(PathBuf, u64),
-    Remove(PathBuf),
-    Rename(PathBuf, PathBuf),
-}
-
-impl Event {
-    fn line(&self) -> String {
-        match self {
-            Self::Grow(path, bytes) => format!("grow\t{}\t{bytes}\n", path.display()),
-            Self::Remove(path) => format!("remove\t{}\n", path.display()),
-            Self::Rename(from, to) => format!("rename\t{}\t{}\n", from.display(), to.display()),
-        }
-    }
-
-    pub(crate) fn parse(line: &str) -> Self {
-        match line.split('\t').collect::<Vec<_>>()[..] {
-            ["grow", path, bytes] => Self::Grow(path.into(), bytes.parse().unwrap()),
-            ["remove", path] => Self::Remove(path.into()),
-            ["rename", from, to] => Self::Rename(from.into(), to.into()),
-            _ => panic!("{line:?} is no event"),
-        }
-    }
 }
 
 #[derive(Default)]
@@ -134,7 +86,7 @@ impl Faults {
         Arc::new(Self::default())
     }
 
-    /// Adds every event to a file, which several processes may share.
+    /// Appends every event to a file, which several processes may share.
     pub(crate) fn logging(log: &Path) -> Arc<Self> {
         let log = File::options().create(true).append(true).open(log).unwrap();
         Arc::new(Self(Arc::new(Shared { log: Some(log), ..Shared::default() })))
@@ -159,7 +111,7 @@ impl Faults {
         self.0.trace.lock().unwrap().peak
     }
 
-    /// Somebody else has changed a file to this length, or deleted it.
+    /// Records that someone else has changed a file to this length, or deleted it.
     pub(crate) fn changed(&self, path: &Path, bytes: Option<u64>) {
         self.note(&Event::Remove(path.into()));
         if let Some(bytes) = bytes {
@@ -174,7 +126,7 @@ impl Faults {
         }
     }
 
-    /// Counts a call, hangs or fails it.
+    /// Counts a call, and makes it hang or fail as planned.
     fn call(&self, op: Op) -> io::Result<Plan> {
         let mut plan = self.0.plan.lock().unwrap();
         while plan.stall == Some(op) {
@@ -306,7 +258,7 @@ impl Handle for FaultyHandle {
     }
 
     fn sync(&self) -> io::Result<()> {
-        // Only the call matters here; a real one costs milliseconds.
+        // Only the call matters: a real sync takes milliseconds.
         self.files.call(Op::Sync).map(drop)
     }
 

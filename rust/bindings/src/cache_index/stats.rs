@@ -1,4 +1,4 @@
-//! Figures, and the index as text.
+//! Statistics, and the index as text.
 
 use pyo3::prelude::*;
 
@@ -8,25 +8,27 @@ use crate::types::stats::{IndexStats, LabelStats};
 
 #[pymethods]
 impl CacheIndex {
-    /// The index in lines of text, without bytes: equal on ranks to which the same was done.
+    /// The index as lines of text, without byte counts: equal on ranks that received the same calls.
     fn outline(&self) -> PyResult<Vec<String>> {
         Ok(lock(&self.inner)?.index.outline())
     }
 
-    /// Layouts that the namespace has trees of, oldest first.
+    /// The layouts for which a namespace has trees, oldest first.
     fn layouts(&self, namespace: &str) -> PyResult<Vec<u64>> {
         Ok(lock(&self.inner)?.index.layouts(namespace).into_iter().map(|layout| layout.0).collect())
     }
 
+    /// Namespaces that hold something, in no particular order.
     fn namespaces(&self) -> PyResult<Vec<String>> {
         Ok(lock(&self.inner)?.index.namespaces().map(str::to_owned).collect())
     }
 
-    /// The figures of each label, by its number.
+    /// Statistics by label number.
     fn labels(&self) -> PyResult<Vec<LabelStats>> {
         Ok(lock(&self.inner)?.index.labels().iter().map(LabelStats::from).collect())
     }
 
+    /// Statistics of the whole index, or of one namespace.
     #[pyo3(signature = (namespace = None))]
     fn stats(&self, namespace: Option<&str>) -> PyResult<IndexStats> {
         let index = &lock(&self.inner)?.index;
@@ -36,7 +38,7 @@ impl CacheIndex {
         })
     }
 
-    /// Numbers of the layouts that a tree, a draft or a plan refers to.
+    /// The distinct layouts that a tree, a draft or a plan refers to.
     fn live_layouts(&self) -> PyResult<Vec<u64>> {
         Ok(lock(&self.inner)?.index.live_layouts().into_iter().map(|layout| layout.0).collect())
     }
@@ -53,13 +55,13 @@ impl CacheIndex {
         Ok(lock(&self.inner)?.index.ntokens())
     }
 
-    /// Distinct ends of stores that are fully present, nested ones each. O(1).
+    /// Distinct stored sequences that are fully present, counting nested ones separately. O(1).
     #[getter]
     fn sequences(&self) -> PyResult<u64> {
         Ok(lock(&self.inner)?.index.sequences())
     }
 
-    /// Those of the sequences that no other stored one covers. O(1).
+    /// Stored sequences that no other one covers. O(1).
     #[getter]
     fn entries(&self) -> PyResult<u64> {
         Ok(lock(&self.inner)?.index.entries())
@@ -71,19 +73,19 @@ impl CacheIndex {
         Ok(lock(&self.inner)?.index.units())
     }
 
-    /// Bytes that leases keep. O(1).
+    /// Leased bytes. O(1).
     #[getter]
     fn leased_bytes(&self) -> PyResult<u64> {
         Ok(lock(&self.inner)?.index.leased_bytes())
     }
 
-    /// Bytes promised to what is under way. O(1).
+    /// Bytes reserved for stores in flight and by `reserve_bytes`. O(1).
     #[getter]
     fn reserved_bytes(&self) -> PyResult<u64> {
         Ok(lock(&self.inner)?.index.reserved_bytes())
     }
 
-    /// Bytes that can be added without an eviction. O(1).
+    /// Bytes that can be added without eviction. O(1).
     #[getter]
     fn free_bytes(&self) -> PyResult<u64> {
         Ok(lock(&self.inner)?.index.free_bytes())

@@ -1,4 +1,4 @@
-//! What keeps a folder in order: recency, removal, headers, checks.
+//! Maintenance of a folder: recency, removal, headers, checks.
 
 use std::{io::ErrorKind, path::Path, time::Duration};
 
@@ -10,25 +10,25 @@ use crate::{
 };
 
 impl Folder {
-    /// Marks the records of a path, from head to tail, as used now: so that no head is older than its tail.
-    /// Errors are ignored: the order of eviction is a hint.
+    /// Marks the records of a path, ordered from head to tail, as used now, so that no head is older than its
+    /// tail. Ignores errors, since the eviction order is only a heuristic.
     pub fn touch(&self, path: &[Name]) {
         for (name, used) in path.iter().zip(self.ticks(path.len())) {
             self.touch_at(name, used);
         }
     }
 
-    /// Marks a record as used at one of [`ticks`](Self::ticks).
+    /// Marks a record as used at a time from [`ticks`](Self::ticks).
     pub(crate) fn touch_at(&self, name: &Name, used: Duration) {
         if self.files.touch(&self.path(name.path()), used).is_ok() {
             lock(&self.index).update(name, |entry| entry.used = used);
         }
     }
 
-    /// Reads the headers of a namespace's records, of all its layouts, in any order, and hands each to `visit`
-    /// with its time of last use, until that returns `false`. Files that are no such records are removed.
-    /// O(records): about 0.1 ms each. Call it after [`wait_ready`](Self::wait_ready), without locks that a
-    /// fetch needs.
+    /// Reads the headers of all records of a namespace, over all layouts and in any order, and passes each to
+    /// `visit` with its time of last use until that returns `false`. Removes files that are not valid records.
+    /// O(records), about 0.1 ms each. Call it after [`wait_ready`](Self::wait_ready), and not while holding a
+    /// lock that a fetch needs.
     pub fn headers(&self, space: Digest, mut visit: impl FnMut(Header, Duration) -> bool) {
         let names: Vec<Name> =
             lock(&self.index).names().filter(|name| name.space == space).map(|name| **name).collect();
@@ -45,11 +45,11 @@ impl Folder {
         }
     }
 
-    /// Reads the header of one record, whether the index knows it or not. A file that is no such record is
-    /// removed and counted. Blocks as long as the disk does.
+    /// Reads the header of one record, which need not be in the index. Removes and counts a file that is not a
+    /// valid record. Blocks for as long as the disk does.
     ///
     /// # Errors
-    /// Damage, or the file system's error: `NotFound` where there is none.
+    /// Damage, or the file system's error: `NotFound` if there is no such file.
     pub fn header(&self, name: &Name) -> Result<Header, Failure> {
         let handle = self.open_record(name).inspect_err(|error| {
             if error.kind() == ErrorKind::NotFound {
@@ -67,8 +67,8 @@ impl Folder {
         header
     }
 
-    /// Looks whether a record is there, and forgets it if not.
-    pub(crate) fn look(&self, name: &Name) {
+    /// Checks that a record is on disk, and removes it from the index if not.
+    pub(crate) fn confirm(&self, name: &Name) {
         if let Err(error) = self.files.stat(&self.path(name.path()))
             && error.kind() == ErrorKind::NotFound
         {
@@ -76,8 +76,8 @@ impl Folder {
         }
     }
 
-    /// Removes a record that turned out to be no good, unless another file than `identity` has its name by now.
-    /// Not under the lock, for which a fetch must not wait; so the room it had is found by the next scan.
+    /// Removes a bad record, unless its name now belongs to another file than `identity`. Works without the
+    /// folder's lock, since a fetch must not wait for it; the next scan reclaims the room.
     pub(crate) fn discard(&self, name: &Name, identity: Option<(u64, u64)>, reason: &'static str) {
         let path = self.path(name.path());
         let Ok(stat) = self.files.stat(&path) else { return };
@@ -89,18 +89,18 @@ impl Folder {
         }
     }
 
-    /// Removes these records; what hangs below them is no longer of use, and is evicted in its time.
+    /// Removes these records. Records below them become useless, and are evicted in due course.
     ///
     /// # Errors
-    /// The first record that could not be removed; those before it are.
+    /// The error for the first record that could not be removed. Those before it are removed.
     pub fn remove(&self, names: &[Name]) -> Result<u64, Refusal> {
         self.remove_counted(names, "removed")
     }
 
-    /// Removes all records of a namespace, those of other processes too.
+    /// Removes all records of a namespace, including those of other processes.
     ///
     /// # Errors
-    /// As [`remove`](Self::remove).
+    /// See [`remove`](Self::remove).
     pub fn remove_namespace(&self, space: Digest) -> Result<u64, Refusal> {
         self.rescan()?;
         let names: Vec<Name> =
@@ -108,20 +108,20 @@ impl Folder {
         self.remove(&names)
     }
 
-    /// Removes all records. Files that are not ours stay.
+    /// Removes all records. Foreign files stay.
     ///
     /// # Errors
-    /// As [`remove`](Self::remove).
+    /// See [`remove`](Self::remove).
     pub fn clear(&self) -> Result<u64, Refusal> {
         self.rescan()?;
         let names: Vec<Name> = lock(&self.index).names().map(|name| **name).collect();
         self.remove(&names)
     }
 
-    /// Removes the records last used before `time` (since 1970).
+    /// Removes all records last used before `time` (since the Unix epoch).
     ///
     /// # Errors
-    /// As [`remove`](Self::remove).
+    /// See [`remove`](Self::remove).
     pub fn expire(&self, time: Duration) -> Result<u64, Refusal> {
         self.rescan()?;
         let index = lock(&self.index);
@@ -153,7 +153,7 @@ impl Folder {
         })
     }
 
-    /// Evicts, oldest first, until all files have at most `bytes` bytes or nothing more may go.
+    /// Evicts in eviction order until all files hold at most `bytes` bytes or nothing else is evictable.
     ///
     /// # Errors
     /// The file system's.
@@ -166,7 +166,7 @@ impl Folder {
         })
     }
 
-    /// Looks at every name in the folder: what other processes wrote, what somebody deleted.
+    /// Scans the folder for records that other processes wrote, and for files that were deleted.
     ///
     /// # Errors
     /// The file system's.
@@ -177,7 +177,7 @@ impl Folder {
         })
     }
 
-    /// Ends this process's use of the folder for now; any later call begins it again.
+    /// Ends this process's use of the folder. Any later call starts it again.
     pub fn leave(&self) {
         let mut gate = lock(&self.gate);
         if gate.is_some() {
@@ -188,28 +188,28 @@ impl Folder {
         *gate = None;
     }
 
-    /// Names of all records of which this process knows, in any order.
+    /// The names of all records known to this process, in any order.
     pub fn names(&self) -> Vec<Name> {
         lock(&self.index).names().map(|name| **name).collect()
     }
 
-    /// For tests and for `kvcache tier verify`: that the ledger is at least what the files have, and that the
-    /// index does not contradict itself.
+    /// Checks that the ledger is not below the size of the files, and that the index is consistent. For tests
+    /// and for `kvcache tier verify`.
     ///
     /// # Errors
-    /// What is broken.
+    /// The broken invariant.
     pub fn check(&self) -> Result<(), String> {
         lock(&self.index).check()?;
         let checked = self.locked(|locked| {
-            let promised = locked.ledger.stored;
+            let ledger = locked.ledger.stored;
             locked.scan()?;
-            let real = locked.ledger.stored;
+            let files = locked.ledger.stored;
             locked.save()?;
-            Ok((promised, real))
+            Ok((ledger, files))
         });
         match checked {
-            Ok((promised, real)) if promised < real => {
-                Err(format!("the ledger has {promised} bytes, the files have {real}"))
+            Ok((ledger, files)) if ledger < files => {
+                Err(format!("the ledger counts {ledger} bytes, but the files hold {files}"))
             }
             Ok(_) => lock(&self.index).check(),
             Err(refusal) => Err(format!("{}: {refusal}", Path::display(&self.settings.root))),

@@ -1,9 +1,11 @@
-//! Two processes on one folder beside a dictionary: same answers, same evictions, same counts.
+//! Compares two processes on one folder with a dictionary: same results, same evictions, same counts.
+
+mod dictionary;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     fs::{self, File},
-    sync::{Arc, LazyLock},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -17,186 +19,11 @@ use proptest::prelude::*;
 use crate::{
     count,
     faults::{Faults, Lie, Plan},
-    make::{
-        HandClock, PATIENCE, Record, chain, checkpoint, disk_usage, namer, open, segment, settings, tokens,
-    },
+    make::{HandClock, PATIENCE, Record, disk_usage, open, settings},
 };
+use dictionary::{HEADER, LEDGER, Model, Step, UNIVERSE, path, size};
 
-const PATHS: usize = 5;
-const DEPTH: usize = 4;
-/// Of each path: its segments, one that was split off in the middle, and a checkpoint.
-const FAMILY: usize = DEPTH + 2;
-const LEDGER: u64 = 4096;
-const HEADER: usize = 16 * 1024;
-
-/// Everything that can ever be stored.
-static UNIVERSE: LazyLock<Vec<Record>> = LazyLock::new(|| {
-    let mut all = Vec::new();
-    for seed in 0..PATHS as u32 {
-        let namer = namer(if seed.is_multiple_of(2) { "even" } else { "odd" });
-        let path = chain(&namer, &tokens(seed, 160), &[40, 80, 120, 160]);
-        let mut other = tokens(seed, 160);
-        other[60..].fill(4000 + seed);
-        let child = segment(&namer, &other, 60, 100, Some(path[1].spec.name));
-        let state = checkpoint(&path[2]);
-        all.extend(path);
-        all.extend([child, state]);
-    }
-    all
-});
-
-fn parent(record: usize) -> Option<usize> {
-    UNIVERSE[record].spec.parent.map(|parent| UNIVERSE.iter().position(|r| r.spec.name == parent).unwrap())
-}
-
-fn size(record: usize) -> u64 {
-    HEADER as u64 + UNIVERSE[record].arrays.iter().map(|array| array.len() as u64).sum::<u64>()
-}
-
-#[derive(Clone, Debug)]
-pub(crate) enum Step {
-    /// Writes a path down to this record, on this thread or through the queue.
-    Put {
-        who: usize,
-        record: usize,
-        queued: bool,
-    },
-    /// Reads a path down to this record.
-    Read {
-        who: usize,
-        record: usize,
-        from: usize,
-        to: usize,
-    },
-    Hold {
-        who: usize,
-        record: usize,
-    },
-    Release {
-        who: usize,
-    },
-    Restart {
-        who: usize,
-        leave: bool,
-    },
-    Evict {
-        who: usize,
-        percent: u64,
-    },
-    Remove {
-        who: usize,
-        record: usize,
-    },
-    /// Somebody flips a bit of the payload, or deletes the file. (An eviction that reads a damaged header
-    /// removes the record; the dictionary does not know when one does.)
-    Flip {
-        record: usize,
-        at: usize,
-    },
-    Delete {
-        record: usize,
-    },
-}
-
-pub(crate) fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let (who, record) = (0..2_usize, 0..PATHS * FAMILY);
-    let both = (who.clone(), record.clone());
-    let step = prop_oneof![
-        8 => (both.clone(), any::<bool>()).prop_map(|((who, record), queued)| Step::Put { who, record, queued }),
-        6 => (both.clone(), 0..40_usize, 0..40_usize).prop_map(|((who, record), a, b)| {
-            Step::Read { who, record, from: a.min(b), to: a.max(b) + 1 }
-        }),
-        1 => both.clone().prop_map(|(who, record)| Step::Hold { who, record }),
-        1 => who.clone().prop_map(|who| Step::Release { who }),
-        1 => (who.clone(), any::<bool>()).prop_map(|(who, leave)| Step::Restart { who, leave }),
-        1 => (who, 0..100_u64).prop_map(|(who, percent)| Step::Evict { who, percent }),
-        1 => both.prop_map(|(who, record)| Step::Remove { who, record }),
-        1 => (record.clone(), any::<usize>()).prop_map(|(record, at)| Step::Flip { record, at }),
-        1 => record.prop_map(|record| Step::Delete { record }),
-    ];
-    prop::collection::vec(step, 1..60)
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Kept {
-    used: u64,
-    bytes: u64,
-    damaged: bool,
-}
-
-/// The dictionary.
-#[derive(Default)]
-struct Model {
-    kept: BTreeMap<usize, Kept>,
-    time: u64,
-    last: [Option<usize>; 2],
-    held: [BTreeSet<usize>; 2],
-    max_bytes: u64,
-}
-
-impl Model {
-    fn tick(&mut self) -> u64 {
-        self.time += 1;
-        self.time
-    }
-
-    fn bytes(&self) -> u64 {
-        LEDGER + self.kept.values().map(|kept| kept.bytes).sum::<u64>()
-    }
-
-    fn is_leaf(&self, record: usize) -> bool {
-        !self.kept.keys().any(|&other| parent(other) == Some(record))
-    }
-
-    fn victim(&self, who: usize, new: Option<usize>) -> Option<usize> {
-        let above = new.and_then(parent);
-        let free = |record: &usize| {
-            self.is_leaf(*record) && !self.held[who].contains(record) && Some(*record) != above
-        };
-        let mut fit: Vec<usize> = self.kept.keys().copied().filter(free).collect();
-        fit.sort_by_key(|record| self.kept[record].used);
-        let other = fit.iter().find(|record| Some(**record) != self.last[who]);
-        other.or(fit.first()).copied()
-    }
-
-    fn evict(&mut self, who: usize, new: Option<usize>, limit: u64) -> bool {
-        while self.bytes() > limit {
-            let Some(victim) = self.victim(who, new) else { return false };
-            self.kept.remove(&victim);
-        }
-        true
-    }
-
-    fn put(&mut self, who: usize, record: usize) -> &'static str {
-        let bytes = size(record);
-        if self.kept.get(&record).is_some_and(|kept| kept.bytes == bytes) {
-            return "duplicate";
-        }
-        if parent(record).is_some_and(|parent| !self.kept.contains_key(&parent)) {
-            return "parent_missing";
-        }
-        let over = (self.bytes() + bytes).saturating_sub(self.max_bytes);
-        let held = &self.held[who];
-        let free: u64 = self.kept.iter().filter(|(r, _)| !held.contains(r)).map(|(_, kept)| kept.bytes).sum();
-        if free < over || !self.evict(who, Some(record), self.max_bytes - bytes) {
-            return "no_room";
-        }
-        let used = self.tick();
-        self.kept.insert(record, Kept { used, bytes, damaged: false });
-        self.last[who] = Some(record);
-        "written"
-    }
-}
-
-/// A path from its head to `record`.
-fn path(record: usize) -> Vec<usize> {
-    let mut path = vec![record];
-    while let Some(above) = parent(path[path.len() - 1]) {
-        path.push(above);
-    }
-    path.reverse();
-    path
-}
+pub(crate) use dictionary::steps;
 
 struct Process {
     folder: Arc<Folder>,
@@ -245,7 +72,7 @@ impl World {
         (0..UNIVERSE.len()).filter(|&record| self.file(record).exists()).collect()
     }
 
-    /// Changes a file behind everybody's back, but for its time.
+    /// Changes a file without telling any process, and keeps its modification time.
     fn damage(&mut self, record: usize, change: impl FnOnce(&mut Vec<u8>)) {
         let path = self.file(record);
         if let (Some(kept), Ok(mut bytes)) = (self.model.kept.get_mut(&record), fs::read(&path)) {
@@ -259,7 +86,7 @@ impl World {
         }
     }
 
-    /// What another process, or a reader, removed is known after a scan.
+    /// Scans in both processes, so that each knows what the other, or a reader, removed.
     fn rescan(&self) {
         for process in &self.processes {
             process.folder.rescan().unwrap();
@@ -272,11 +99,11 @@ impl World {
             let name = UNIVERSE[record].spec.name;
             let whole = self.model.kept.get(&record).is_some_and(|kept| kept.bytes == size(record));
             if queued && !whole && folder.contains(&name) {
-                // The queue takes the index's word, looks, and knows better the next time; but for damage,
-                // which only a read finds.
+                // The queue trusts the index and then checks the disk, so the index is right the next time.
+                // Only a read detects damage.
                 let writer = Writer::new(Arc::clone(&folder), 1 << 20);
                 let submitted = writer.submit(UNIVERSE[record].spec.clone(), Box::new(Vec::new()));
-                ensure!(submitted.is_ok() && writer.flush(PATIENCE), "no duplicate");
+                ensure!(submitted.is_ok() && writer.flush(PATIENCE), "{record} is not a duplicate");
                 let known = folder.contains(&name);
                 ensure!(known == self.model.kept.contains_key(&record), "{record} known: {known}");
                 continue;
@@ -285,7 +112,7 @@ impl World {
             let Record { spec, arrays } = &UNIVERSE[record];
             let put = if queued {
                 let writer = Writer::new(Arc::clone(&folder), 1 << 20);
-                // The queue knows what this process knows; the writer looks at the disk.
+                // The queue uses this process's index; the writer checks the disk.
                 match writer.submit(spec.clone(), Box::new(arrays.clone())) {
                     Ok(kvcache_disk::writer::Submitted::Duplicate) => Ok(Put::Duplicate),
                     Ok(_) => {
@@ -297,12 +124,12 @@ impl World {
             } else {
                 folder.put(spec, &UNIVERSE[record].slices())
             };
-            let found = match &put {
+            let actual = match &put {
                 Ok(Put::Written) => "written",
                 Ok(Put::Duplicate) => "duplicate",
                 Err(refusal) => Refusal::reason(refusal),
             };
-            ensure!(found == expected, "put of {record} by {who}: {found}, expected {expected}");
+            ensure!(actual == expected, "put of {record} by {who}: {actual}, expected {expected}");
         }
         Ok(())
     }
@@ -322,13 +149,13 @@ impl World {
                     if self.lie == Some(Lie::Flip) {
                         destination[0][0] ^= 1;
                     }
-                    ensure!(usable, "{record} was read, and should not be there");
+                    ensure!(usable, "{record} was read, but should not be readable");
                     ensure!(destination == UNIVERSE[record].part(from, to), "{record} has other bytes");
                     let used = self.model.time - place as u64;
                     self.model.kept.get_mut(&record).unwrap().used = used;
                 }
                 other => {
-                    ensure!(!usable, "{record} should be there: {}", other.reason());
+                    ensure!(!usable, "{record} should be readable: {}", other.reason());
                     if !failed {
                         self.model.kept.remove(&record);
                     }
@@ -343,7 +170,7 @@ impl World {
     }
 
     fn step(&mut self, step: &Step) -> Checked {
-        // So that times of the two processes are in order, and each looks for what the other wrote.
+        // Keeps the times of the two processes in order, and makes each rescan for the other's records.
         self.clock.advance(Duration::from_secs(11));
         match *step {
             Step::Put { who, record, queued } => self.put(who, record, queued)?,
@@ -394,8 +221,8 @@ impl World {
     }
 
     fn check(&self) -> Checked {
-        let (found, expected) = (self.on_disk(), self.model.kept.keys().copied().collect::<Vec<_>>());
-        ensure!(found == expected, "on disk are {found:?}, expected {expected:?}");
+        let (actual, expected) = (self.on_disk(), self.model.kept.keys().copied().collect::<Vec<_>>());
+        ensure!(actual == expected, "records on disk: {actual:?}, expected {expected:?}");
         let bytes = disk_usage(self.root.path());
         ensure!(bytes == self.model.bytes(), "{bytes} bytes, expected {}", self.model.bytes());
         ensure!(self.files.peak() <= self.model.max_bytes, "{} bytes at the peak", self.files.peak());
@@ -403,7 +230,7 @@ impl World {
     }
 }
 
-/// Runs the steps; an error is where world and dictionary part.
+/// Runs the steps. An error says where the folder and the dictionary diverge.
 pub(crate) fn run(steps: &[Step], lie: Option<Lie>) -> Checked {
     let mut world = World::new(lie);
     for (index, step) in steps.iter().enumerate() {

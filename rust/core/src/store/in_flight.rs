@@ -1,4 +1,4 @@
-//! Stores under way: what is known of one between its draft and its commit.
+//! Stores in flight: their state between draft and commit.
 
 use hashbrown::HashMap;
 
@@ -8,9 +8,9 @@ use crate::ledger::Amount;
 use crate::store::request::{CheckpointSpec, NewSegment, Plan};
 use crate::tables::shrink;
 use crate::trees::grow::SegmentShape;
-use crate::work::look;
+use crate::work::visit;
 
-/// A store from its draft to its end.
+/// A store that has been drafted, until its commit or abort.
 #[derive(Clone, Debug)]
 pub(crate) struct Draft {
     pub(super) namespace: Box<str>,
@@ -26,18 +26,19 @@ pub(crate) struct Draft {
     pub(super) place: Place,
 }
 
-/// Where new tokens go, and how many.
+/// Where new tokens go in the tree, and how many.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
-    /// Where they begin, and the node that they follow or split.
+    /// Position of the first new token.
     pub(super) from: usize,
+    /// The node that they follow or split.
     pub(super) node: NodeId,
     pub(super) cut: Option<Cut>,
     /// Tokens that will be held.
     pub(super) length: usize,
 }
 
-/// A node is to be split: its segment, and the tokens of its first half.
+/// A split to make: the node's segment, and the tokens of its first half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cut {
     pub(super) segment: SegmentId,
@@ -60,7 +61,7 @@ impl HeapBytes for Draft {
     }
 }
 
-/// A plan between its making and its commit.
+/// A plan that has not been committed or aborted.
 #[derive(Debug)]
 pub(crate) struct Pending {
     pub(crate) draft: Draft,
@@ -68,7 +69,7 @@ pub(crate) struct Pending {
     pub(super) plan: Plan,
 }
 
-/// What takes bytes on the heap, the entry itself aside.
+/// Bytes on the heap, not counting the value itself.
 pub(crate) trait HeapBytes {
     fn heap_bytes(&self) -> usize;
 }
@@ -79,20 +80,20 @@ impl HeapBytes for Pending {
     }
 }
 
-/// Drafts or plans by id, their bytes counted.
+/// Drafts or plans by id. Counts their bytes.
 #[derive(Debug)]
-pub(crate) struct UnderWay<T> {
+pub(crate) struct InFlight<T> {
     by_id: HashMap<PlanId, T>,
     heap_bytes: usize,
 }
 
-impl<T> Default for UnderWay<T> {
+impl<T> Default for InFlight<T> {
     fn default() -> Self {
         Self { by_id: HashMap::new(), heap_bytes: 0 }
     }
 }
 
-impl<T: HeapBytes> UnderWay<T> {
+impl<T: HeapBytes> InFlight<T> {
     pub(super) fn get(&self, id: PlanId) -> Option<&T> {
         self.by_id.get(&id)
     }
@@ -110,7 +111,7 @@ impl<T: HeapBytes> UnderWay<T> {
     }
 
     pub(crate) fn values(&self) -> impl Iterator<Item = &T> {
-        self.by_id.values().inspect(|_| look())
+        self.by_id.values().inspect(|_| visit())
     }
 
     /// Bytes on the heap. O(1).
