@@ -110,7 +110,7 @@ class KVPrefixCache:
             max_checkpoints=max_checkpoints,
             ranks=ranks,
         )
-        self._finalizer = weakref.finalize(self, self._context.contents.segments.abandon)
+        self._finalizer = weakref.finalize(self, self._context.contents.segments.release_all)
         self._finalizer.atexit = False
 
     def fetch(

@@ -134,6 +134,13 @@ class Request:
         """Tokens that can be reused at most: the engine needs one to run."""
         return max(len(self.key) - 1, 0)
 
+    def before_media(self, length: int) -> int:
+        """The last position up to ``length`` that is not inside a media span."""
+        for start, span, _ in self.spans:
+            if start < length < start + span:
+                return start
+        return length
+
     def within(self, length: int) -> list[tuple[int, int, bytes]]:
         """The spans of the first ``length`` tokens."""
         return [span for span in self.spans if span[0] + span[1] <= length]
