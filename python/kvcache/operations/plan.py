@@ -75,7 +75,7 @@ def plan(context: Context, request: Request, reading: Reading) -> Step:
         return _plan_together(context, request, reading)
 
     def action(index: CacheIndex) -> tuple[Planned, Segment | None]:
-        planned = cast("Planned", _placed(context, index, request, reading))
+        planned = cast("Planned", _place(context, index, request, reading))
         return planned, context.contents.split_parts(planned)
 
     (planned, split_parts), arrays = context.contents.change(action)
@@ -89,7 +89,7 @@ def plan(context: Context, request: Request, reading: Reading) -> Step:
     return Step(planned.outcome, planned, split_parts, evicted)
 
 
-def _placed(context: Context, index: CacheIndex, request: Request, reading: Reading) -> Planned | Drafted:
+def _place(context: Context, index: CacheIndex, request: Request, reading: Reading) -> Planned | Drafted:
     """Finds a store's place in the index: a plan, or in a group a draft; needs the lock."""
     contents, options = context.contents, request.options
     contents.require_match(request.namespace, reading.layout)
@@ -121,7 +121,7 @@ def _plan_together(context: Context, request: Request, reading: Reading) -> Step
 
     def propose() -> DraftBid:
         nonlocal drafted
-        action = partial(_placed, context, request=request, reading=reading)
+        action = partial(_place, context, request=request, reading=reading)
         drafted = cast("Drafted", context.contents.change(action)[0])
         outcome = _OUTCOMES.index(drafted.outcome)
         return DraftBid(outcome, drafted.matched, drafted.length, drafted.length_recopied)
