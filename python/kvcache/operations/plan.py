@@ -130,9 +130,8 @@ def _plan_together(context: Context, request: Request, reading: Reading) -> Step
         lows, highs = context.ranks.propose(DraftBid, propose)
         if (lows.outcome, lows.matched) != (highs.outcome, highs.matched) or drafted is None:
             raise InternalError(
-                "the ranks' indexes differ: some ranks hold more of this prompt than others; drop the "
-                "namespace on all ranks to continue, and set KVCACHE_CHECK_RANKS=1 to find the call that "
-                "made them differ"
+                "the ranks' indexes differ: some hold more of this key than others; drop its namespace on "
+                "all ranks to continue, and set KVCACHE_CHECK_RANKS=1 to find the call that made them differ"
             )
         if drafted.draft is None:
             return Step(drafted.outcome, None, None, Eviction())
