@@ -1,4 +1,4 @@
-"""What a session asks of the caller's models: fresh layer caches, and forward passes over a prompt."""
+"""Running the caller's models for a session: fresh layer caches, and forward passes over a prompt."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from kvcache.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# What MLX quantises to.
+# The quantisations that MLX supports.
 _BITS: Final = (2, 3, 4, 5, 6, 8)
 _GROUPS: Final = (32, 64, 128)
 
 
 @dataclass(frozen=True)
 class Options:
-    """How the engine runs its models, by mlx-lm's names.
+    """How the engine runs its models; names as in mlx-lm.
 
     Raises:
-        ConfigError: A figure that cannot be used.
-        TypeError: No int.
+        ConfigError: A value is out of range.
+        TypeError: A value is not an int.
     """
 
     prefill_step_size: int = 2048
@@ -37,7 +37,7 @@ class Options:
     def __post_init__(self) -> None:
         whole("prefill_step_size", self.prefill_step_size, least=1)
         if self.max_kv_size is not None:
-            # mlx-lm keeps the first four tokens.
+            # mlx-lm always keeps the first four tokens.
             whole("max_kv_size", self.max_kv_size, least=5)
         bits, group = self.kv_bits, self.kv_group_size
         if bits is not None and not _one_of(bits, _BITS):
@@ -48,7 +48,7 @@ class Options:
 
 
 def _one_of(value: Any, known: tuple[int, ...]) -> bool:
-    """Whether it is one of these, as an integer of any type."""
+    """Whether the value is an integer of any type and one of these."""
     return isinstance(value, Integral) and not isinstance(value, bool) and value in known
 
 
@@ -56,7 +56,7 @@ class Runner:
     """The model and the draft model of one session.
 
     Args:
-        models: Those that were given; none is possible.
+        models: The models passed; may be empty.
         options: How the engine runs them.
     """
 
@@ -69,33 +69,33 @@ class Runner:
         return bool(self._models)
 
     def fresh(self) -> list[Any]:
-        """Layer caches without tokens, the draft model's after the model's."""
-        made = [self._make(model) for model in self._models]
-        self._counts = [len(layers) for layers in made]
-        return [layer for layers in made for layer in layers]
+        """Empty layer caches, the draft model's after the model's."""
+        by_model = [self._make(model) for model in self._models]
+        self._counts = [len(layers) for layers in by_model]
+        return [layer for layers in by_model for layer in layers]
 
     def _make(self, model: Any) -> list[Any]:
         from mlx_lm.models.cache import make_prompt_cache
 
-        # With a draft model mlx-lm drops `max_kv_size`, since such caches cannot be rewound.
+        # mlx-lm ignores `max_kv_size` with a draft model, since such caches cannot be rewound.
         if not hasattr(model, "make_cache") and not hasattr(model, "layers"):
-            raise TypeError(f"a session's model must be an mlx-lm model, found {type(model).__name__}")
+            raise TypeError(f"model must be an mlx-lm model, found {type(model).__name__}")
         size = self._options.max_kv_size if len(self._models) == 1 else None
         return list(make_prompt_cache(model, max_kv_size=size))
 
     def run(self, chunk: mx.array, prompt_cache: list[Any]) -> None:
-        """A forward pass of all models over ``(1, tokens)``, computed."""
+        """Runs and evaluates a forward pass of all models over a chunk of shape ``(1, tokens)``."""
         first = 0
         for model, count in zip(self._models, self._counts, strict=True):
             last = first + count
-            # Of a single model it is the caller's list itself: some replace members of it.
+            # A single model gets the caller's own list: some models replace its members.
             model(chunk, cache=prompt_cache if len(self._models) == 1 else prompt_cache[first:last])
             first = last
         self._quantize(prompt_cache)
         mx.eval([getattr(layer, "state", ()) for layer in prompt_cache])
 
     def _quantize(self, prompt_cache: list[Any]) -> None:
-        """As mlx-lm does after each pass. Layers that MLX cannot quantise so stay as they are."""
+        """Quantises layers as mlx-lm does after each pass, except those that MLX cannot quantise."""
         bits, group = self._options.kv_bits, self._options.kv_group_size
         if bits is None:
             return
@@ -108,5 +108,5 @@ class Runner:
             try:
                 prompt_cache[number] = layer.to_quantized(group_size=group, bits=bits)
             except NotImplementedError:
-                # A window: mlx-lm's own generator fails on it where it comes to it.
+                # A window layer: mlx-lm's own generator fails on it when it tries.
                 continue
