@@ -41,7 +41,7 @@ LEVELS = (
     ("kvcache.operations",),
     ("kvcache.ranks.matching",),
     ("kvcache.ranks",),
-    ("kvcache.storage",),
+    ("kvcache.storage", "kvcache.progress"),
     ("kvcache.layers",),
     ("kvcache.memory", "kvcache.running", "kvcache.processors"),
     ("kvcache.request", "kvcache.stats", "kvcache.namespaces"),

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Self
+
+import mlx.core as mx
+import numpy as np
 
 from kvcache._core import Tokens
 from kvcache.arguments import text, whole
@@ -152,6 +157,16 @@ class Request:
     def rest(self, length: int) -> Any:
         """The caller's tokens after the first ``length``."""
         return rest(self.tokens, length)
+
+
+def copied(tokens: Any) -> Any:
+    """Copies the tokens into a buffer of the same type; a list if the type cannot be copied."""
+    if isinstance(tokens, mx.array):
+        return mx.array(tokens)
+    if isinstance(tokens, list | tuple | array | np.ndarray):
+        return copy(tokens)
+    ids = memoryview(tokens).tolist()
+    return ids[0] if ids and isinstance(ids[0], list) else ids
 
 
 def rest(tokens: Any, length: int) -> Any:

@@ -64,15 +64,45 @@ class Runner:
         self._models = list(models)
         self._options = options
         self._counts: list[int] = []
+        self._fresh: list[Any] | None = None
 
     def __bool__(self) -> bool:
         return bool(self._models)
 
-    def fresh(self) -> list[Any]:
-        """Empty layer caches, the draft model's after the model's."""
-        by_model = [self._make(model) for model in self._models]
-        self._counts = [len(layers) for layers in by_model]
-        return [layer for layers in by_model for layer in layers]
+    def require_layers(self, held: int, namespace: str) -> None:
+        """Checks that stored caches of ``held`` layers fit the models.
+
+        Raises:
+            ConfigError: The models have another number of layers.
+        """
+        fresh = len(self.make_fresh())
+        if fresh and fresh != held:
+            raise ConfigError(
+                f"the namespace {namespace!r} holds caches of {held} layers, this model makes {fresh}; pass "
+                "namespace=kvcache.model_namespace(model)"
+            )
+
+    def prompt_cache(self, fetched: list[Any] | None, namespace: str) -> list[Any]:
+        """The prompt cache to run on: the fetched one, or after a miss a fresh one.
+
+        Raises:
+            ConfigError: The fetched one does not fit the models, or there is no model to make one for.
+        """
+        fresh = self.make_fresh()
+        if fetched is not None:
+            self.require_layers(len(fetched), namespace)
+        elif not fresh:
+            raise ConfigError("nothing is stored for this prompt and no model was given; pass model=")
+        self._fresh = None
+        return fresh if fetched is None else fetched
+
+    def make_fresh(self) -> list[Any]:
+        """Empty layer caches, the draft model's after the model's; made once."""
+        if self._fresh is None:
+            by_model = [self._make(model) for model in self._models]
+            self._counts = [len(layers) for layers in by_model]
+            self._fresh = [layer for layers in by_model for layer in layers]
+        return self._fresh
 
     def _make(self, model: Any) -> list[Any]:
         from mlx_lm.models.cache import make_prompt_cache
