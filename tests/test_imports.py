@@ -33,7 +33,12 @@ LEVELS = (
     ("kvcache.cache",),
     ("kvcache.session",),
     ("kvcache.operations.store",),
-    ("kvcache.operations.fetch", "kvcache.operations.reserve", "kvcache.operations.pin"),
+    (
+        "kvcache.operations.fetch",
+        "kvcache.operations.reserve",
+        "kvcache.operations.pin",
+        "kvcache.operations.drop",
+    ),
     ("kvcache.operations.plan", "kvcache.operations.compact"),
     ("kvcache.operations.allocate", "kvcache.operations.copy"),
     ("kvcache.operations.evict",),

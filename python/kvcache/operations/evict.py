@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
 from loguru import logger
 
+from kvcache.arguments import number, shown, whole
 from kvcache.arrays import clear_pool
+from kvcache.errors import ConfigError
 from kvcache.eviction import Eviction
-from kvcache.sizes import format_size
+from kvcache.sizes import format_size, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,14 +72,47 @@ def evict_units(context: Context, units: int) -> Eviction:
     return cycle(context, lambda index: index.evict(units=units))
 
 
-def evict_idle(context: Context, before: Callable[[], int | None]) -> Eviction:
-    """Runs one cycle that evicts what was last used before a point in time.
+def trim(
+    context: Context,
+    *,
+    nbytes: int | str | None,
+    tokens: int | None,
+    sequences: int | None,
+    entries: int | None,
+) -> Eviction:
+    """Runs one cycle that evicts units in eviction order down to these limits; None is no limit."""
 
-    Args:
-        context: The cache's internals.
-        before: Returns that time in microseconds, or None if nothing can be that old; may raise for bad
-            input.
-    """
+    def excess(index: CacheIndex) -> Need:
+        if all(limit is None for limit in (nbytes, tokens, sequences, entries)):
+            raise ConfigError(
+                "trim_to needs at least one limit, found none; pass nbytes=, tokens=, sequences= or entries="
+            )
+        max_bytes = index.nbytes if nbytes is None else parse_size(nbytes, "nbytes")
+        return Need(
+            nbytes=max(0, index.nbytes - max_bytes),
+            tokens=_excess("tokens", index.ntokens, tokens),
+            sequences=_excess("sequences", index.sequences, sequences),
+            entries=_excess("entries", index.entries, entries),
+        )
+
+    return evict(context, excess)
+
+
+def _excess(name: str, held: int, limit: int | None) -> int:
+    return 0 if limit is None else max(0, held - whole(name, limit))
+
+
+def evict_idle(context: Context, seconds: float) -> Eviction:
+    """Runs one cycle that evicts what has not been used for ``seconds``."""
+
+    def before() -> int | None:
+        idle = number("seconds must be a number", seconds)
+        if not idle >= 0:
+            rule = "must be a number" if math.isnan(idle) else "must not be negative"
+            raise ConfigError(f"seconds {rule}, found {shown(seconds)}")
+        stamp = context.stamp() - idle * 1e6
+        return int(stamp) if stamp >= 0 else None
+
     if not context.ranks.grouped:
         stamp = before()
         return cycle(context, lambda index: None if stamp is None else index.evict_idle(stamp))
