@@ -42,8 +42,8 @@ class KVPrefixCache:
     """Stores the KV state of past requests and returns the longest prefix that a new one can reuse.
 
     A prefix is stored once: the nodes of a radix tree own the KV of their own tokens only. Eviction removes
-    the least recently used tails first, and the memory is free when the call returns. All methods are
-    thread-safe; array work runs on the calling thread, outside the lock.
+    the ends of sequences first, in the order of the eviction policy, and the memory is free when the call
+    returns. All methods are thread-safe; array work runs on the calling thread, outside the lock.
 
     Args:
         max_bytes: Limit on the bytes of KV and checkpoints, never exceeded: an int, or a str such as "4GB" or

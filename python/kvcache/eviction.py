@@ -14,8 +14,8 @@ class Eviction:
         checkpoints: Checkpoints dropped.
         tokens: Tokens of KV dropped.
         nbytes: Bytes dropped, by the ledger.
-        freed: Bytes freed, as measured: MLX's active and cached memory before minus after. Includes what
-            the garbage collection and clearing MLX's pool freed besides.
+        freed: Bytes freed, as measured: MLX's active and cached memory before minus after, so it includes
+            everything that garbage collection and clearing MLX's pool freed.
         cycles: Eviction cycles; each drops, collects, clears and measures once.
         seconds: Time spent reclaiming memory.
     """
