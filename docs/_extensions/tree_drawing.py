@@ -1,7 +1,7 @@
-"""The directive ``tree-drawing``: a scene of ``tree_scenes`` as SVG, made anew in each build.
+"""The directive ``tree-drawing``: a scene of ``tree_scenes`` as SVG, drawn in each build.
 
-The SVG stands in the page itself and takes ``currentColor``, so that it is readable in the light and in the
-dark theme. Run as a script, it prints one scene: ``python tree_drawing.py split``.
+The SVG is part of the page and uses ``currentColor``, so it is readable in the light and the dark theme.
+Run as a script, it prints one scene: ``python tree_drawing.py split``.
 """
 
 from __future__ import annotations

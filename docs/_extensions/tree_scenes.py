@@ -110,7 +110,7 @@ class _Scene:
         self._add(f'store("{letters}")', f"{_count(done.new_tokens, 'new token')}, {done.nbytes} bytes added")
 
     def evict(self, nbytes: int) -> None:
-        """Evicts at least so many bytes."""
+        """Evicts at least ``nbytes``."""
         done = self._cache.evict(nbytes)
         dropped = f"{_count(done.segments, 'segment')}, {_count(done.tokens, 'token')}"
         if done.checkpoints:

@@ -234,6 +234,7 @@ class Operations(Books):
         if not self.disturbed:
             assert pin.tokens == expected, f"{pin.tokens} pinned, not {expected}"
         self.pins.append((pin, space, prompt))
+        self.pinned.add(space)
 
     def unpin(self) -> None:
         if not self.pins:

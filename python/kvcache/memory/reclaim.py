@@ -140,6 +140,8 @@ class _Missing:
     @property
     def nbytes(self) -> int:
         """Bytes by which MLX's active memory exceeds the goal."""
+        # A GPU releases dropped buffers with a short delay.
+        mx.synchronize()
         return max(0, mx.get_active_memory() - self._goal)
 
     def __bool__(self) -> bool:
