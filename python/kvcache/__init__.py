@@ -1,10 +1,10 @@
-"""Prefix cache for MLX inference engines.
+"""A prefix cache for MLX inference engines.
 
-``KVPrefixCache`` keeps the KV state of what was computed and hands the longest reusable prefix
-back; ``PrefixIndex`` is its native index by itself. Importing this package imports neither mlx nor
-mlx_lm; using ``KVPrefixCache`` imports mlx.
+``KVPrefixCache`` stores the KV state of past requests and returns the longest prefix that a new request can
+reuse. ``PrefixIndex`` is its native index on its own. Importing this package imports neither mlx nor mlx_lm;
+using ``KVPrefixCache`` imports mlx.
 
-Logging goes through loguru and is silent until the application calls ``logger.enable("kvcache")``.
+It logs through loguru, silently until the application calls ``logger.enable("kvcache")``.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ __all__ = [
     "model_namespace",
 ]
 
-# What needs mlx is imported at its first use.
+# These need mlx and are imported on first use.
 _LAZY = {"KVPrefixCache": "kvcache.cache", "Pin": "kvcache.operations.pin", "Session": "kvcache.session"}
 
 logger.disable("kvcache")

@@ -1,4 +1,4 @@
-"""`python -m kvcache`: the same as the `kvcache` command."""
+"""``python -m kvcache``, the same as the ``kvcache`` command."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Checks of what callers pass: one sentence each, with what was asked and what was found."""
+"""Argument checks. Each error is one sentence: what is required and what was found."""
 
 from __future__ import annotations
 
@@ -8,38 +8,41 @@ from typing import Final, TypeGuard
 
 from kvcache.errors import ConfigError
 
+# Far above any real value, and small enough that sums do not overflow 64 bits.
 LARGEST: Final = 2**62
-_SHOWN: Final = 80
+_MAX_SHOWN: Final = 80
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Whether it is an int; a bool is none."""
+    """Whether the value is an int and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def whole(name: str, value: object, least: int = 0) -> int:
-    """The value, if it is an int from ``least`` to 2⁶².
+    """Returns the value if it is an int from ``least`` to 2⁶².
 
     Raises:
-        TypeError: Not an int.
-        ConfigError: Out of range.
+        TypeError: The value is not an int.
+        ConfigError: It is out of range.
     """
     if not is_whole(value):
         raise TypeError(f"{name} must be an int, found {type(value).__name__}")
-    if not least <= value <= LARGEST:
-        raise ConfigError(f"{name} must be from {least} to {LARGEST}, found {shown(value)}")
+    if value < least:
+        raise ConfigError(f"{name} must be at least {least}, found {shown(value)}")
+    if value > LARGEST:
+        raise ConfigError(f"{name} must be at most 2**62, found {shown(value)}")
     return value
 
 
 def number(rule: str, value: object) -> float:
-    """The value as a float, if it is a real number of any type; one too large for a float is infinite.
+    """Converts a real number of any type to a float; one too large for a float becomes infinite.
 
     Args:
-        rule: What is asked, for the sentence: "seconds must be a number".
-        value: What was passed or returned.
+        rule: The requirement that starts the error message, such as "seconds must be a number".
+        value: The value passed or returned.
 
     Raises:
-        TypeError: Not a number; a bool is none.
+        TypeError: The value is not a number, or is a bool.
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{rule}, found {type(value).__name__}")
@@ -50,11 +53,11 @@ def number(rule: str, value: object) -> float:
 
 
 def text(name: str, value: object) -> str:
-    """The value, if it is a text that has bytes.
+    """Returns the value if it is a str that can be encoded.
 
     Raises:
-        TypeError: Not a text.
-        ConfigError: A lone surrogate, as file names and broken JSON bring them.
+        TypeError: The value is not a str.
+        ConfigError: It has a lone surrogate, which may come from a file name or broken JSON.
     """
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a str, found {type(value).__name__}")
@@ -62,16 +65,16 @@ def text(name: str, value: object) -> str:
         value.encode()
     except UnicodeEncodeError as error:
         raise ConfigError(
-            f"{name} must be a text without lone surrogates, found one at position {error.start} of "
+            f"{name} must be a str without lone surrogates, found one at position {error.start} of "
             f"{shown(value)}"
         ) from None
     return value
 
 
 def shown(value: object) -> str:
-    """How a value looks in a sentence: shortened, and whatever it is."""
+    """A value's repr for an error message, shortened; never raises."""
     try:
         written = repr(value)
-    except Exception:  # noqa: BLE001 - an int of more than 4,300 digits, or an object of the caller's
+    except Exception:  # noqa: BLE001 - the repr of an int of more than 4,300 digits or of a caller's object
         return f"a value of type {type(value).__name__}"
-    return written if len(written) <= _SHOWN else f"{written[: _SHOWN - 1]}…"
+    return written if len(written) <= _MAX_SHOWN else f"{written[: _MAX_SHOWN - 1]}…"

@@ -1,10 +1,10 @@
-"""All copies of MLX arrays that the cache makes.
+"""Every copy of an MLX array that the cache makes.
 
-Every array the cache holds or hands out is detached: its buffer is exactly its own, no parent
-stands behind it, no lazy graph hangs on it, and no ``mx.array`` object is shared with a caller
-(``a[i] = ...`` changes an object in place).
+Arrays that the cache stores or returns are detached: each has a buffer of its own, exactly as large as the
+array, with no parent and no lazy graph. No ``mx.array`` object is shared with a caller, because
+``a[i] = ...`` modifies an object in place.
 
-KV arrays have the shape ``(1, heads, tokens, width)``: tokens stand on the axis before the last.
+KV arrays have the shape ``(1, heads, tokens, width)``: tokens are the second to last axis.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 Array = mx.array
 
-# Bytes from which a CPU buffer is filled by assignment: glibc maps larger ones anew each time.
-_ASSIGNED: Final = 32 << 20
+# CPU buffers of at least this many bytes are filled by assignment: glibc maps fresh pages for each of them.
+_ASSIGN_BYTES: Final = 32 << 20
 
 
 def detach(array: Array) -> Array:
-    """An exact copy, bit for bit. Lazy until evaluated.
+    """A copy that is equal bit for bit; lazy until evaluated.
 
-    ``mx.contiguous`` is no such copy: it keeps a parent that is at most 16 KiB larger.
+    ``mx.contiguous`` would not do: it shares the buffer of a parent that is at most 16 KiB larger.
     """
     return mx.array(array)
 
@@ -39,21 +39,20 @@ def cut(array: Array, start: int, end: int) -> Array:
 
 
 def join(pieces: Sequence[tuple[Array, int]], capacity: int) -> Array:
-    """The leading tokens of each piece one after the other, in one new buffer.
+    """Joins the leading tokens of each piece in one new buffer.
 
-    Large buffers on CPU are filled by assignment, others by concatenation: where the pages of the
-    result are new to the process, writing them twice costs less than strided copies do (0.87 of a
-    plain copy's bandwidth against 0.80, 64 MB a tensor); where they are not, it costs more (0.50
-    against 0.72, 8 MB a tensor). ``benches/memory`` measures both.
+    Large buffers on CPU are filled by assignment, others by concatenation. If the result's pages are fresh,
+    writing them twice is faster than strided copies (0.87 of a plain copy's bandwidth against 0.80, at 64 MB
+    a tensor); if they are not, it is slower (0.50 against 0.72, at 8 MB). ``benches/memory`` measures both.
 
     Args:
-        pieces: Arrays with the number of leading tokens to take of each.
-        capacity: Tokens that the result has room for; those behind the pieces are zero.
+        pieces: Arrays, each with the number of leading tokens to use.
+        capacity: Tokens that the result has room for; the rest is filled with zeros.
     """
     views = [array if tokens == array.shape[-2] else array[..., :tokens, :] for array, tokens in pieces]
     first = views[0]
     shape = (*first.shape[:-2], capacity, first.shape[-1])
-    if mx.default_device().type == mx.DeviceType.cpu and prod(shape) * first.dtype.size >= _ASSIGNED:
+    if mx.default_device().type == mx.DeviceType.cpu and prod(shape) * first.dtype.size >= _ASSIGN_BYTES:
         joined = mx.zeros(shape, dtype=first.dtype)
         at = 0
         for view in views:
@@ -63,17 +62,17 @@ def join(pieces: Sequence[tuple[Array, int]], capacity: int) -> Array:
         return joined
     room = capacity - sum(tokens for _, tokens in pieces)
     if room:
-        # One element, broadcast: `mx.zeros` would allocate the room a second time.
+        # A broadcast scalar: `mx.zeros` would allocate the spare room a second time.
         zero = mx.array(0, dtype=first.dtype)
         views.append(mx.broadcast_to(zero, (*shape[:-2], room, shape[-1])))
     return mx.concatenate(views, axis=-2) if len(views) > 1 else detach(first)
 
 
 def evaluate(arrays: Iterable[Array]) -> None:
-    """Computes the arrays now, on the calling thread: a lazy array belongs to its thread's stream.
+    """Evaluates the arrays on the calling thread; a lazy array is bound to its own thread's stream.
 
     Raises:
-        ConfigError: An array was made on another thread, and not computed there.
+        ConfigError: An array was made on another thread and never evaluated.
     """
     try:
         mx.eval(list(arrays))
@@ -87,21 +86,21 @@ def evaluate(arrays: Iterable[Array]) -> None:
 
 
 def clear_pool() -> None:
-    """Gives MLX's pool back, with what kernels have read by now.
+    """Frees MLX's pool of unused buffers.
 
-    A GPU lets go of that a moment after the result is there.
+    Waits for the device first: a GPU releases a kernel's inputs shortly after the result is ready.
     """
     mx.synchronize()
     mx.clear_cache()
 
 
 def nbytes(arrays: Iterable[Array]) -> int:
-    """Sum of the arrays' bytes."""
+    """Total bytes of the arrays."""
     return sum(array.nbytes for array in arrays)
 
 
 def is_allocation_failure(error: BaseException) -> bool:
-    """Whether MLX or Python could not get memory. MLX says so in the text of a RuntimeError."""
+    """Whether MLX or Python ran out of memory; MLX raises a RuntimeError and says so in its text."""
     if isinstance(error, MemoryError):
         return True
     text = str(error).lower()

@@ -1,4 +1,4 @@
-"""KVPrefixCache: the façade that engines use."""
+"""KVPrefixCache: the facade that engines use."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 import mlx.core as mx
 
 from kvcache._core import CacheIndex
-from kvcache.arguments import number, shown, text, whole
-from kvcache.errors import BusyError, ConfigError
+from kvcache.arguments import text, whole
 from kvcache.memory.limits import MemoryLimits
 from kvcache.memory.reclaim import GcPolicy, Reclaim
 from kvcache.operations.context import Context
-from kvcache.operations.evict import Need, cycle, evict, evict_idle, finish
+from kvcache.operations.drop import clear, close, drop
+from kvcache.operations.evict import Need, evict, evict_idle, trim
 from kvcache.operations.fetch import fetch, peek
 from kvcache.operations.pin import Pin, pin
 from kvcache.operations.reserve import reserve
@@ -39,37 +39,36 @@ if TYPE_CHECKING:
 
 
 class KVPrefixCache:
-    """Keeps the KV state of what was computed, and hands the longest reusable prefix back.
+    """Stores the KV state of past requests and returns the longest prefix that a new one can reuse.
 
-    Every prefix is stored once: the nodes of a radix tree own the KV of just their own tokens.
-    Eviction takes tails first, by last use, and what it drops is given back to the system before the
-    call returns. All methods are safe to call from several threads; array work
-    runs on the calling thread, outside the lock.
+    A prefix is stored once: the nodes of a radix tree own the KV of their own tokens only. Eviction removes
+    the ends of sequences first, in the order of the eviction policy, and the memory is free when the call
+    returns. All methods are thread-safe; array work runs on the calling thread, outside the lock.
 
     Args:
-        max_bytes: Bytes of KV and checkpoints at every moment: an int, or a text such as "4GB" or
-            "512MiB". None: no such limit.
-        max_buffers: MLX arrays at every moment. None: 80 % of the device's resource limit, where
-            it has one.
-        memory_limit: MLX active memory to stay under when copying: an int of bytes, a text such as
-            "24GB", or a float as a fraction of the memory that the device recommends to use, or else
-            of the machine's (1.0 is all of it, the int 1 is one byte).
-        pressure: Another source of memory pressure, e.g. ``SystemMemoryPressure()``.
-        segment_tokens: Tokens of a segment at most.
-        max_checkpoints: Checkpoints kept along one unbranched path.
+        max_bytes: Limit on the bytes of KV and checkpoints, never exceeded: an int, or a str such as "4GB" or
+            "512MiB". None: no limit.
+        max_buffers: Limit on the number of MLX arrays, never exceeded. None: 80 % of the device's resource
+            limit, if it has one.
+        memory_limit: Limit on MLX's active memory, kept when the cache copies: an int in bytes, a str such as
+            "24GB", or a float as a fraction of the device's recommended memory, or of the machine's memory if
+            the device recommends none (1.0 is all of it, the int 1 is one byte).
+        pressure: Another source of memory pressure, such as ``SystemMemoryPressure()``.
+        segment_tokens: Maximum tokens of a segment.
+        max_checkpoints: Maximum checkpoints along one unbranched path.
         policy: The eviction policy, one of ``kvcache.POLICIES``: ``"lru"``.
-        gc: When an eviction cycle collects garbage. ``"always"``: the youngest generation, and older
-            ones while something that was dropped is alive or its bytes are missing. ``"auto"``: none
-            where dropping the references was enough. ``"full"``: everything, every time.
-        clock: Seconds; read at each use, only ``evict_idle`` looks at it.
-        group: The ranks of one model (``mx.distributed.init()``): they reuse the same lengths and
-            evict the same entries. All make the same calls in the same order, each from one
-            thread, and release pins by hand. What a model has under way on a stream of its own has
-            to end before a call; mlx-lm's generation stream is waited for. None: a single process,
-            without any cost.
+        gc: When an eviction cycle collects garbage. ``"always"``: the youngest generation, and older ones
+            while a dropped array is still alive or its bytes are still in use. ``"auto"``: only if dropping
+            the references did not free everything. ``"full"``: all generations, every time.
+        clock: Returns the time in seconds. Read at each use; only ``evict_idle`` depends on it.
+        group: The ranks of one model (``mx.distributed.init()``), which then reuse the same lengths and evict
+            the same entries. All ranks must make the same calls in the same order, each from one thread, and
+            release pins explicitly. Work on a stream of the model's own must end before a call; the cache
+            waits for mlx-lm's generation stream itself. None: a single process, at no cost.
 
     Raises:
-        ConfigError: A parameter that cannot be used.
+        ConfigError: A parameter is out of range or unreadable.
+        TypeError: A parameter has the wrong type.
     """
 
     def __init__(
@@ -110,45 +109,46 @@ class KVPrefixCache:
             max_checkpoints=max_checkpoints,
             ranks=ranks,
         )
-        self._finalizer = weakref.finalize(self, self._context.contents.segments.abandon)
+        self._finalizer = weakref.finalize(self, self._context.contents.segments.release_all)
         self._finalizer.atexit = False
 
     def fetch(
         self, tokens: Any, *, namespace: str = "", media: Iterable[MediaSpan] = (), take: bool = False
     ) -> Hit:
-        """Hands out the longest prefix of ``tokens`` that can be reused, at most all but one token.
+        """Returns a copy of the longest reusable prefix of ``tokens``, at most all but one token.
 
-        The prompt cache belongs to the caller: appending to it changes nothing that is stored. It
-        has room for the remaining tokens. What served it becomes the most recently used.
+        The prompt cache belongs to the caller: appending to it does not change what is stored. It has room
+        for the remaining tokens. The prefix becomes the most recently used.
 
         Args:
             tokens: The whole prompt: a list, a tuple or an integer array of token ids.
-            namespace: What must never mix: model, adapter, quantisation, tenant.
-            media: Spans of the prompt that stand for images, audio and the like.
-            take: Move the part that nothing else continues out of the cache, layer by layer,
-                instead of copying it; it comes back with the next store.
+            namespace: Separates what must never mix: models, adapters, quantisations, tenants.
+            media: Spans of the prompt that represent images, audio and other content.
+            take: Move the part that no other sequence shares out of the cache, layer by layer, instead of
+                copying it. The next store brings it back.
 
         Returns:
             The hit, or a miss with its reason.
 
         Raises:
-            TokenError: A token id that is out of range.
-            TypeError: Tokens of another type.
-            AllocationError: There is no memory for the copy, not even after an eviction.
+            TokenError: A token id is out of range.
+            TypeError: ``tokens`` has the wrong type.
+            ConfigError: Media spans overlap or end past the tokens.
+            AllocationError: There is not enough memory for the copy, even after an eviction.
 
-        Complexity: O(len(tokens)) for the match, one copy of the KV; the number of stored prompts
-        plays no part.
+        Complexity: O(len(tokens)) for the match and one copy of the KV, however many prompts are stored.
         """
         context = self._context
         with context.call("fetch"):
             return fetch(context, context.request(tokens, namespace, media), take=take)
 
     def peek(self, tokens: Any, *, namespace: str = "", media: Iterable[MediaSpan] = ()) -> Hit:
-        """What :meth:`fetch` would find; copies, touches and counts nothing.
+        """Returns the hit that :meth:`fetch` would return; copies, touches and counts nothing.
 
         Raises:
-            TokenError: A token id that is out of range.
-            TypeError: Tokens of another type.
+            TokenError: A token id is out of range.
+            TypeError: ``tokens`` has the wrong type.
+            ConfigError: Media spans overlap or end past the tokens.
         """
         context = self._context
         with context.call("peek"):
@@ -166,35 +166,35 @@ class KVPrefixCache:
         label: str = "",
         donate: bool = False,
     ) -> Stored:
-        """Stores what ``prompt_cache`` holds under its tokens; copies only what is not held yet.
+        """Stores ``prompt_cache`` under its tokens; copies only what is not stored yet.
 
         Args:
-            tokens: The tokens that were run, from the first. One more is fine where some layer counts
-                what it holds: the last sampled token was not run yet, and the key is cut.
-            prompt_cache: mlx-lm layer caches, one per layer, all at one offset.
+            tokens: All tokens that were run. May include the last sampled token, which was not run yet, if
+                some layer counts its tokens; the key is then cut.
+            prompt_cache: mlx-lm layer caches, one per layer, all at the same offset.
             namespace: As in :meth:`fetch`.
             media: As in :meth:`fetch`.
-            length: Store this many tokens only; for caches whose layers can all be cut there. Of
-                a model whose layers count nothing (Mamba, RWKV) it says how many were run, and is
-                required: without it such a store is refused with ``unknown_length``.
+            length: Store only this many tokens, if all layers can be cut there. Required for a model whose
+                layers do not count their tokens (Mamba, RWKV): the number of tokens run. Without it the store
+                of such a model is refused with ``unknown_length``.
             prompt_length: How many of these tokens are the prompt; the answer follows. Matters only for
-                models that are usable at checkpoints: the last checkpoint at or before the prompt's end
-                then stays as long as the newest one. Regenerating an answer finds it if it was stored
-                before the prompt's last token, since a fetch leaves one token to run. None: the
-                checkpoint before the newest stays instead.
-            label: A kind of store, counted by itself in the statistics; a cache takes 1,024 of them.
-            donate: Move the layers in one by one: the caller's cache is empty afterwards, unless
-                the store was refused. What fails half-way has lost that one entry.
+                models with checkpoints: the last checkpoint in the prompt is then kept as long as the newest
+                one, so that the answer can be regenerated from it. A fetch leaves one token to run, so that
+                checkpoint must have been stored before the prompt's last token. None: the checkpoint before
+                the newest is kept instead.
+            label: Counts this kind of store separately in the statistics. At most 1,024 labels per cache.
+            donate: Move the layers in one by one. Afterwards the caller's cache is empty, unless the store
+                was refused. A failure halfway loses this entry.
 
         Returns:
             What was stored, or why not; a refusal changes nothing.
 
         Raises:
-            TokenError: A token id that is out of range.
-            TypeError: Tokens or prompt_cache of another type.
-            ConfigError: Media spans that overlap, or that end past the tokens; a label beyond those.
-            AllocationError: There is no memory for the copy, not even after an eviction; what was
-                stored before is still there, less what was evicted.
+            TokenError: A token id is out of range.
+            TypeError: ``tokens`` or ``prompt_cache`` has the wrong type.
+            ConfigError: Media spans overlap or end past the tokens, or there are too many labels.
+            AllocationError: There is not enough memory for the copy, even after an eviction. Everything
+                stored before stays, except what was evicted.
         """
         context = self._context
         options = StoreOptions(length, prompt_length, label, donate)
@@ -218,36 +218,36 @@ class KVPrefixCache:
         kv_group_size: int = 64,
         quantized_kv_start: int = 5000,
     ) -> Session:
-        """One request from fetch to store, as a context manager: see :class:`kvcache.Session`.
+        """Makes a context manager for one request, from fetch to store: see :class:`kvcache.Session`.
 
         Args:
-            tokens: The whole prompt, as in :meth:`fetch`. It is copied.
-            model: What a fresh cache is made for where nothing is stored, and what is run up to a
-                position where a checkpoint helps, unless media are to be run before it. None: a miss
-                raises, and nothing is run here.
-            draft_model: A draft model; its layers come after the model's in the prompt cache.
+            tokens: The whole prompt, as in :meth:`fetch`; copied.
+            model: Makes a fresh cache after a miss. If a checkpoint helps at some position, the session also
+                runs the model up to there, unless media come before it. None: a miss raises an error, and the
+                session runs nothing.
+            draft_model: A draft model; its layers follow the model's in the prompt cache.
             namespace: As in :meth:`fetch`.
             media: As in :meth:`fetch`.
             take: As in :meth:`fetch`.
-            prefill_step_size: Tokens of a chunk where the session itself runs the model.
-            max_kv_size: Tokens that a fresh cache keeps, where the model leaves the choice; mlx-lm's.
-                Requests with another one need a namespace of their own.
-            kv_bits: Bits to which the engine quantises KV as it grows; mlx-lm's. The session does the same
-                where it runs the model.
-            kv_group_size: Its groups; mlx-lm's. KV of a width that is no multiple of it stays as it is.
-            quantized_kv_start: Tokens from which on it does so; mlx-lm's.
+            prefill_step_size: Tokens per chunk when the session runs the model.
+            max_kv_size: As in mlx-lm: tokens that a fresh cache keeps, if the model does not decide that.
+                Requests with different values need different namespaces.
+            kv_bits: As in mlx-lm: bits to which the engine quantises KV as it grows. The session does the
+                same when it runs the model.
+            kv_group_size: As in mlx-lm: the group size. KV whose width is not a multiple is not quantised.
+            quantized_kv_start: As in mlx-lm: the number of tokens from which KV is quantised.
 
         Raises:
-            ConfigError: A parameter that cannot be used; on entering also a miss without a model, and
-                a model of another number of layers than the namespace holds.
-            TokenError: A token id that is out of range.
-            TypeError: Tokens of another type.
-            AllocationError: On entering, as :meth:`fetch`.
+            ConfigError: A parameter is out of range. On entering also: a miss without a model, or a model
+                whose number of layers differs from what the namespace holds.
+            TokenError: A token id is out of range.
+            TypeError: ``tokens`` or a parameter has the wrong type.
+            AllocationError: On entering, as in :meth:`fetch`.
         """
 
         def begin() -> Session:
             options = Options(prefill_step_size, max_kv_size, kv_bits, kv_group_size, quantized_kv_start)
-            models = [each for each in (model, draft_model) if each is not None]
+            models = [given for given in (model, draft_model) if given is not None]
             return Session(self._context, tokens, models, namespace, media, take=take, options=options)
 
         with self._context.call("session"):
@@ -257,62 +257,54 @@ class KVPrefixCache:
         """Makes room for ``nbytes`` under ``max_bytes`` and ``memory_limit`` before a long prefill.
 
         Args:
-            nbytes: Bytes that are about to be allocated and stored.
-            protect: A hit whose entry stays.
+            nbytes: Bytes about to be allocated and stored.
+            protect: A hit whose entry must not be evicted.
 
         Returns:
-            What was evicted. If that much room cannot be made under ``max_bytes``, nothing is evicted;
-            the prefill can still run, and a later store keeps what fits.
+            What was evicted. If there cannot be that much room under ``max_bytes``, nothing is evicted for
+            it; the prefill can still run, and a later store keeps what fits.
 
         Raises:
-            ConfigError: A negative size.
+            ConfigError: The size is negative.
+            TypeError: ``protect`` is not a Hit, or ``nbytes`` is not a size.
         """
         with self._context.call("reserve"):
             return reserve(self._context, nbytes, protect)
 
     def evict(self, nbytes: int) -> Eviction:
-        """Evicts units in eviction order until at least ``nbytes`` are gone; pinned entries stay.
+        """Evicts entries in eviction order until at least ``nbytes`` are freed; pinned entries stay.
 
-        When it returns, MLX active + cached memory is lower by what the ledger dropped. ``evict(0)``
-        does nothing.
+        When it returns, MLX's active and cached memory is lower by what the ledger dropped. ``evict(0)`` does
+        nothing.
 
         Args:
-            nbytes: Bytes to drop at least, where that many are held and not pinned.
+            nbytes: Minimum bytes to drop. If less is held and not pinned, all of that is dropped.
 
         Returns:
             What was evicted, by the ledger and as measured.
 
         Raises:
-            ConfigError: A negative size.
+            ConfigError: The size is negative.
 
-        Complexity: O(1) amortised for each segment or checkpoint evicted, and one reclaim.
+        Complexity: O(1) amortised per segment or checkpoint evicted, and one reclaim.
         """
         with self._context.call("evict"):
             return evict(self._context, lambda _: Need(nbytes=parse_size(nbytes, "nbytes")))
 
     def evict_idle(self, seconds: float) -> Eviction:
-        """Evicts what was not used for ``seconds`` by the clock; pinned entries stay.
+        """Evicts entries not used for ``seconds``; pinned entries stay.
 
-        Nothing happens by itself: there is no timer. An engine calls it where it is idle.
+        There is no timer: an engine calls this when it is idle.
 
         Args:
-            seconds: Of the cache's ``clock``, at least 0.
+            seconds: At least 0, measured by the cache's ``clock``.
 
         Raises:
-            ConfigError: A negative number.
-            TypeError: No number.
+            ConfigError: The number is negative.
+            TypeError: It is not a number.
         """
-        context = self._context
-
-        def since() -> int | None:
-            idle = number("seconds must be a number", seconds)
-            if not idle >= 0:
-                raise ConfigError(f"seconds must not be negative, found {shown(seconds)}")
-            stamp = context.stamp() - idle * 1e6
-            return int(stamp) if stamp >= 0 else None
-
-        with context.call("evict_idle"):
-            return evict_idle(context, since)
+        with self._context.call("evict_idle"):
+            return evict_idle(self._context, seconds)
 
     def trim_to(
         self,
@@ -322,81 +314,61 @@ class KVPrefixCache:
         sequences: int | None = None,
         entries: int | None = None,
     ) -> Eviction:
-        """Evicts in eviction order until at most this much is held; pinned entries stay.
+        """Evicts entries in eviction order until at most this much is held; pinned entries stay.
+
+        Pass at least one limit; None is no limit.
 
         Args:
-            nbytes: Bytes by the ledger. None: any number.
-            tokens: Tokens of KV; a shared prefix counts once. None: any number.
-            sequences: Stored sequences, as ``len`` counts them. None: any number.
-            entries: Stored sequences that no other one continues, such as the last turn of each
-                conversation (of models that are usable at checkpoints only, all). None: any number.
+            nbytes: Bytes by the ledger.
+            tokens: Tokens of KV; a shared prefix counts once.
+            sequences: Stored sequences, as ``len`` counts them.
+            entries: Stored sequences that no other one continues, such as the last turn of each conversation;
+                for models that need checkpoints, all sequences.
 
         Raises:
-            ConfigError: A negative figure.
+            ConfigError: A limit is negative, or there is none.
+            TypeError: A limit has the wrong type.
         """
-
-        def over(index: CacheIndex) -> Need:
-            most_bytes = index.nbytes if nbytes is None else parse_size(nbytes, "nbytes")
-            return Need(
-                nbytes=max(0, index.nbytes - most_bytes),
-                tokens=_over("tokens", index.ntokens, tokens),
-                sequences=_over("sequences", index.sequences, sequences),
-                entries=_over("entries", index.entries, entries),
-            )
-
         with self._context.call("trim_to"):
-            return evict(self._context, over)
+            return trim(self._context, nbytes=nbytes, tokens=tokens, sequences=sequences, entries=entries)
 
     def pin(self, tokens: Any, *, namespace: str = "", media: Iterable[MediaSpan] = ()) -> Pin:
-        """Keeps the longest stored prefix of ``tokens`` from eviction, until released.
+        """Protects the longest stored prefix of ``tokens`` from eviction until the pin is released.
 
-        Only what is stored already can be pinned: store the prompt first, and check ``Pin.tokens``.
+        Only a stored prompt can be pinned: store it first, and check ``Pin.tokens``.
 
         Returns:
-            A context manager, which pins as long as it is kept. Its ``tokens`` says how many are
-            pinned: 0 where nothing matched. A node matched in part is pinned whole; of a hybrid
-            model the deepest usable checkpoint with its KV is.
+            A context manager that pins until it is released or garbage-collected. Its ``tokens`` is the
+            number of tokens pinned, 0 if nothing matched. A partly matched node is pinned whole. For a hybrid
+            model, the deepest usable checkpoint and its KV are pinned.
 
         Raises:
-            TokenError: A token id that is out of range.
-            TypeError: Tokens of another type.
+            TokenError: A token id is out of range.
+            TypeError: ``tokens`` has the wrong type.
+            ConfigError: Media spans overlap or end past the tokens.
         """
         context = self._context
         with context.call("pin"):
             return pin(context, context.request(tokens, namespace, media))
 
     def drop(self, namespace: str) -> Eviction:
-        """Drops all of a namespace, pinned or not, and gives its memory back. Its counters go too."""
-        context = self._context
-        with context.call("drop"):
-            context.ranks.together(lambda: self._require_open(namespace))
-            evicted = cycle(context, lambda index: index.drop(namespace))
-            with context.contents.lock:
-                context.contents.opened()
-                context.counters.forget(namespace)
-            return evicted
-
-    def _require_open(self, namespace: str = "") -> None:
-        """Fails where a call would: before ranks act together."""
-        text("namespace", namespace)
-        with self._context.contents.lock:
-            self._context.contents.opened()
+        """Drops everything in a namespace, pinned or not, frees the memory, and resets its counters."""
+        with self._context.call("drop"):
+            return drop(self._context, namespace)
 
     def clear(self) -> Eviction:
-        """Drops everything, pinned or not, and gives MLX's pool back."""
-        context = self._context
-        with context.call("clear"):
-            context.ranks.together(self._require_open)
-            return finish(context, context.contents.clear())
+        """Drops everything, pinned or not, and frees MLX's pool."""
+        with self._context.call("clear"):
+            return clear(self._context)
 
     def close(self) -> None:
-        """Clears the cache for good: later calls raise ClosedError. Closing twice is fine.
+        """Clears the cache for good. Later calls raise ClosedError; closing twice does nothing.
 
-        From a signal handler or a finalizer that interrupts another call of its thread, it takes effect
-        when that call ends.
+        In a signal handler or a finalizer that interrupts another call of the same thread, the close takes
+        effect when that call ends.
         """
-        _close(self._context)
-        # Only now: what interrupts a close leaves the finalizer to what is held.
+        close(self._context)
+        # Last: if the close is interrupted, the finalizer still frees what is held.
         self._finalizer.detach()
 
     def __enter__(self) -> Self:
@@ -412,21 +384,21 @@ class KVPrefixCache:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a KVPrefixCache owns what it holds and cannot be copied or pickled; pass the object itself on"
+            "a KVPrefixCache owns its arrays and cannot be copied or pickled; pass the object itself"
         )
 
     @property
     def nbytes(self) -> int:
-        """Bytes held now, by the ledger."""
+        """Bytes held, by the ledger."""
         return self._read(lambda index: index.nbytes)
 
     @property
     def ntokens(self) -> int:
-        """Tokens of KV held now; a shared prefix counts once."""
+        """Tokens of KV held; a shared prefix counts once."""
         return self._read(lambda index: index.ntokens)
 
     def __len__(self) -> int:
-        """Stored sequences: distinct ends of stores that are fully present, nested ones each."""
+        """Stored sequences: distinct ends of stores that are still fully present, including nested ones."""
         return self._read(lambda index: index.sequences)
 
     def _read(self, query: Callable[[CacheIndex], int]) -> int:
@@ -436,7 +408,7 @@ class KVPrefixCache:
             self._context.leave()
 
     def __bool__(self) -> bool:
-        """A cache is a cache, also an empty one."""
+        """True, even if the cache is empty."""
         return True
 
     def __repr__(self) -> str:
@@ -445,10 +417,10 @@ class KVPrefixCache:
         return f"KVPrefixCache({len(self)} sequences, {self.ntokens} tokens, {self.nbytes} bytes)"
 
     def stats(self, namespace: str | None = None) -> Stats:
-        """Counters and figures, of all or of one namespace.
+        """Returns the counters and figures of the cache or of one namespace.
 
         Args:
-            namespace: None: all together. One that holds nothing has zeros.
+            namespace: None for the whole cache. An unknown namespace has zeros.
         """
         if namespace is not None:
             text("namespace", namespace)
@@ -463,30 +435,12 @@ class KVPrefixCache:
             context.leave()
 
     def validate(self) -> None:
-        """Checks every invariant, the ledger against the arrays held included. O(everything).
+        """Checks every invariant, and the ledger against the arrays. O(everything held).
 
         Raises:
-            InternalError: Names the broken invariant.
+            InternalError: An invariant is broken; the message names it.
         """
         try:
             self._context.contents.validate()
         finally:
             self._context.leave()
-
-
-def _over(name: str, held: int, most: int | None) -> int:
-    return 0 if most is None else max(0, held - whole(name, most))
-
-
-def _close(context: Context) -> None:
-    """Drops everything for good; what other threads have under way ends with ClosedError.
-
-    In the middle of another call of this thread it waits for that call's end.
-    """
-    try:
-        removed = context.contents.close()
-    except BusyError:
-        context.defer(lambda: _close(context))
-        return
-    if removed is not None:
-        finish(context, removed)

@@ -1,4 +1,4 @@
-"""The exceptions of kvcache. Refusals and misses are return values, not exceptions."""
+"""The exceptions that kvcache raises. Refusals and misses are return values, not exceptions."""
 
 from __future__ import annotations
 
@@ -9,40 +9,39 @@ if TYPE_CHECKING:
 
 
 class KVCacheError(Exception):
-    """Base of all errors that kvcache raises on purpose."""
+    """Base class of all kvcache errors."""
 
 
 class TokenError(KVCacheError, ValueError):
-    """A token id outside 0..2³¹-1, or tokens of the wrong shape; names position and value."""
+    """A token id outside 0..2³¹-1, or tokens of the wrong shape; the message names position and value."""
 
 
 class ConfigError(KVCacheError, ValueError):
-    """A parameter that cannot be used: an unreadable size, a negative number, a bad span."""
+    """An invalid parameter, such as an unreadable size, a negative number or overlapping media spans."""
 
 
 class ClosedError(KVCacheError):
-    """The cache was closed."""
+    """The cache is closed."""
 
 
 class BusyError(KVCacheError):
-    """A signal handler or a finalizer called in the middle of another call of the same thread.
+    """A signal handler or a finalizer made a call in the middle of another call of the same thread.
 
-    The call could not be served and changed nothing. ``close`` and the end of a session never raise it:
-    they are carried out when the interrupted call ends. Figures (``stats``, ``nbytes``, ``len``) and
-    ``peek`` are always served.
+    The call could not run and changed nothing. ``close`` and the end of a session never raise it; they run
+    when the interrupted call ends. Figures (``stats``, ``nbytes``, ``len``) and ``peek`` always work.
     """
 
 
 class InternalError(KVCacheError):
-    """A broken invariant: a defect of kvcache, worth a report."""
+    """A broken invariant: a bug in kvcache. Please report it."""
 
 
 class RankError(KVCacheError):
-    """Another rank of the group failed; nothing was done on this one."""
+    """Another rank of the group failed; this rank did nothing."""
 
 
 class AllocationError(KVCacheError, MemoryError):
-    """Memory for a copy could not be had, not even after an eviction.
+    """There was not enough memory for a copy, even after an eviction.
 
     Attributes:
         evicted: What was evicted in the attempt.
@@ -54,8 +53,8 @@ class AllocationError(KVCacheError, MemoryError):
 
 
 def no_mlx(error: ImportError) -> str:
-    """What to do where MLX cannot be imported: on Linux it is in an extra, since it depends on the device."""
+    """The message for a failed import of MLX; on Linux MLX comes with an extra that depends on the device."""
     return (
-        f"MLX cannot be imported here ({error}); install mlx on a Mac, "
-        "on Linux kvcache[cpu], kvcache[cuda12] or kvcache[cuda13]"
+        f"MLX cannot be imported here ({error}); install mlx on macOS, or kvcache[cpu], kvcache[cuda12] or "
+        "kvcache[cuda13] on Linux"
     )

@@ -1,4 +1,4 @@
-"""What an eviction dropped, and what came back."""
+"""The result of an eviction."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Eviction:
-    """What an eviction dropped, and what came back.
+    """What an eviction dropped, and the memory that it freed.
 
     Attributes:
         segments: Segments of KV dropped.
         checkpoints: Checkpoints dropped.
         tokens: Tokens of KV dropped.
         nbytes: Bytes dropped, by the ledger.
-        freed: Bytes that came back: MLX active + cached memory before - after, whatever the
-            collection and the cleared pool gave back.
-        cycles: Eviction cycles: each drops, collects, clears and measures once.
-        seconds: Time spent in reclaim.
+        freed: Bytes freed, as measured: MLX's active and cached memory before minus after, so it includes
+            everything that garbage collection and clearing MLX's pool freed.
+        cycles: Eviction cycles; each drops, collects, clears and measures once.
+        seconds: Time spent reclaiming memory.
     """
 
     segments: int = 0

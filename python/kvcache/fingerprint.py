@@ -1,4 +1,4 @@
-"""A digest of all that a model's forward pass may read: equal in every process, for equal models."""
+"""A digest of everything that a model's forward pass may read; equal for equal models in every process."""
 
 from __future__ import annotations
 
@@ -15,32 +15,30 @@ from mlx.nn.layers.base import Module
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-# Words summed at a time: the work needs a few times as many bytes.
+# Words summed at a time; bounds the temporary memory.
 _CHUNK: Final = 1 << 22
-# numpy's numbers: MLX takes no Python int beyond 63 bits.
 _ROUNDS: Final = (
     (30, 0xBF58476D1CE4E5B9),
     (27, 0x94D049BB133111EB),
 )
-# What a module keeps for training alone.
-_UNREAD: Final = frozenset({"_no_grad"})
+# Attributes of a module that only training uses.
+_IGNORED: Final = frozenset({"_no_grad"})
 _PLAIN: Final = (type(None), bool, int, float, complex, str, bytes, mx.Dtype)
 _CONTAINERS: Final = (dict, list, tuple, set, frozenset)
 
 
 def fingerprint(model: Any) -> bytes:
-    """Reads a model's modules with all their attributes, its arguments, and every array.
+    """Digests a model's modules with all their attributes, its arguments and every array.
 
-    Arrays count by shape, dtype and content, functions by name, code and what they close over,
-    objects by class and attributes. What is met again counts as it did the first time. Linear in what
-    is read.
+    An array is identified by shape, dtype and content, a function by name, code and closure, an object by
+    class and attributes. An object that occurs again has the same digest as before. Linear in what is read.
     """
     return _Reader().digest(model)
 
 
 class _Reader:
     def __init__(self) -> None:
-        # The values themselves are kept, too: an id is one object's only while it lives.
+        # Keeps the values alive, too: an id may be reused once its object is freed.
         self._known: dict[int, tuple[Any, bytes]] = {}
         self._open: dict[int, int] = {}
 
@@ -50,37 +48,37 @@ class _Reader:
         if id(value) in self._known:
             return self._known[id(value)][1]
         if id(value) in self._open:
-            # How far up the way down to here: the same in every process.
+            # The distance to the enclosing object is the same in every process.
             return _hash("cycle", str(len(self._open) - self._open[id(value)]))
         self._open[id(value)] = len(self._open)
         try:
-            made = self._hash_of(value)
+            digest = self._hash_of(value)
         finally:
             del self._open[id(value)]
-        self._known[id(value)] = value, made
-        return made
+        self._known[id(value)] = value, digest
+        return digest
 
     def _hash_of(self, value: Any) -> bytes:
-        made: bytes
+        digest: bytes
         if isinstance(value, mx.array):
-            made = _hash("array", f"{value.shape} {value.dtype} {_checksum(value)}")
+            digest = _hash("array", f"{value.shape} {value.dtype} {_checksum(value)}")
         elif isinstance(value, np.ndarray | np.generic):
             content = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
-            made = _hash("numpy", f"{value.shape} {value.dtype} {content}")
+            digest = _hash("numpy", f"{value.shape} {value.dtype} {content}")
         elif isinstance(value, enum.Enum):
-            made = _hash("enum", _name(type(value)), value.name)
+            digest = _hash("enum", _name(type(value)), value.name)
         elif isinstance(value, type | types.ModuleType):
-            made = _hash("name", _name(value))
+            digest = _hash("name", _name(value))
         elif isinstance(value, types.CodeType):
-            texts = _hash("code", value.co_code.hex(), *value.co_names, *value.co_freevars)
-            made = _hash(texts, *map(self.digest, value.co_consts))
+            code = _hash("code", value.co_code.hex(), *value.co_names, *value.co_freevars)
+            digest = _hash(code, *map(self.digest, value.co_consts))
         elif isinstance(value, types.CellType):
-            made = _hash("cell", *map(self.digest, _cell(value)))
+            digest = _hash("cell", *map(self.digest, _cell(value)))
         elif callable(value) and not isinstance(value, Module):
-            made = self._callable(value)
+            digest = self._callable(value)
         else:
-            made = self._object(value)
-        return made
+            digest = self._object(value)
+        return digest
 
     def _callable(self, value: Any) -> bytes:
         parts = [_name(value if hasattr(value, "__qualname__") else type(value))]
@@ -91,13 +89,13 @@ class _Reader:
         elif isinstance(value, functools.partial):
             read = [value.func, value.args, value.keywords]
         else:
-            # Written in C, or an object that can be called.
+            # A function written in C, or a callable object.
             read = [getattr(value, "__wrapped__", None), getattr(value, "__self__", None)]
             return _hash("callable", *parts, *map(self.digest, read), self._object(value))
         return _hash("callable", *parts, *map(self.digest, read))
 
     def _object(self, value: Any) -> bytes:
-        """Class, contents and attributes."""
+        """Digests an object's class, contents and attributes."""
         cls = type(value)
         parts: list[str | bytes] = [_name(cls)]
         if cls not in _CONTAINERS:
@@ -112,7 +110,7 @@ class _Reader:
         return _hash("object", *parts)
 
     def _of_class(self, cls: type) -> bytes:
-        """Values that all objects of a class share; of its methods the class's name speaks."""
+        """Digests a class's plain values; its name identifies its methods."""
         if cls in (object, Module, *_CONTAINERS):
             return b""
         values = [
@@ -123,13 +121,13 @@ class _Reader:
         return self._pairs(values)
 
     def _pairs(self, pairs: Iterable[tuple[Any, Any]]) -> bytes:
-        """Names and values; the order in which they were set plays no part."""
+        """Digests names and values regardless of their order."""
         return _hash("pairs", *sorted(self.digest(name) + self.digest(value) for name, value in pairs))
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
     for name, kept in getattr(value, "__dict__", {}).items():
-        if name not in _UNREAD:
+        if name not in _IGNORED:
             yield name, kept
     for base in type(value).__mro__:
         for name, member in vars(base).items():
@@ -154,7 +152,7 @@ def _name(value: Any) -> str:
 
 
 def _hash(*parts: str | bytes) -> bytes:
-    """A digest of the parts, none of which can be shifted into the next."""
+    """A digest of the parts; each is prefixed with its length, so their boundaries matter."""
     digest = hashlib.sha256()
     for part in parts:
         content = part.encode(errors="surrogatepass") if isinstance(part, str) else part
@@ -164,10 +162,10 @@ def _hash(*parts: str | bytes) -> bytes:
 
 
 def _checksum(array: mx.array) -> str:
-    """A sum over the raw bits, eight bytes at a time, each scrambled with its place.
+    """Sums the raw bits in words of eight bytes, each scrambled with its position.
 
-    Exact whatever the order of the additions. A sum weighted by places alone would be the same for weights
-    that were exchanged: multiplied by a distance that is a power of two, their difference overflows to zero.
+    The sum does not depend on the order of the additions. Weighting words by position alone would not detect
+    two that are swapped: if their distance is a power of two, their difference can overflow to zero.
     """
     bits = mx.contiguous(array.reshape(-1)).view(mx.uint8) if array.size else mx.array([], dtype=mx.uint8)
     if bits.size % 8:
@@ -176,18 +174,18 @@ def _checksum(array: mx.array) -> str:
     total = 0
     for start in range(0, words.size, _CHUNK):
         chunk = words[start : start + _CHUNK]
-        places = mx.arange(start + 1, start + 1 + chunk.size, dtype=mx.uint64)
-        total += cast("int", mx.sum(_scrambled(_scrambled(places) + chunk)).item())
+        positions = mx.arange(start + 1, start + 1 + chunk.size, dtype=mx.uint64)
+        total += cast("int", mx.sum(_scrambled(_scrambled(positions) + chunk)).item())
     return f"{total & (1 << 64) - 1:016x}"
 
 
 def _scrambled(words: mx.array) -> mx.array:
-    """The finalizer of SplitMix64: a bijection in which each bit depends on all others."""
+    """The finalizer of SplitMix64 (Steele et al., 2014): a bijection that mixes all bits of a word."""
     for shift, factor in _ROUNDS:
         words = (words ^ (words >> _word(shift))) * _word(factor)
     return words ^ (words >> _word(31))
 
 
 def _word(value: int) -> mx.array:
-    # MLX takes a Python int of 63 bits at most.
+    # MLX accepts Python ints of at most 63 bits, so the value passes through numpy.
     return mx.array(np.array(value, dtype=np.uint64))

@@ -1,4 +1,4 @@
-"""Spans of a prompt that stand for images, audio and other content."""
+"""Spans of a prompt that represent images, audio and other content."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from kvcache.errors import ConfigError
 
 @dataclass(frozen=True)
 class MediaSpan:
-    """Tokens ``[start, start + length)`` stand for this content.
+    """Content that the tokens ``[start, start + length)`` represent.
 
     Attributes:
-        start: First token.
+        start: Position of the first token.
         length: Length in tokens, at least 1.
-        digest: Content hash, including whatever changes the content's embedding (size, crop, ...).
-            A text is the same digest as its UTF-8 bytes.
+        digest: Hash of the content and of everything that changes its embedding (size, crop, ...). A str is
+            the same digest as its UTF-8 bytes.
     """
 
     start: int
@@ -43,18 +43,18 @@ class MediaSpan:
             text("MediaSpan.digest", self.digest)
 
     def key(self) -> tuple[int, int, bytes]:
-        """The span as the index takes it: a text is its UTF-8 bytes."""
+        """The span in the form that the index takes, with the digest as bytes."""
         return self.start, self.length, self.digest.encode() if isinstance(self.digest, str) else self.digest
 
 
 def read_media(media: Iterable[MediaSpan], tokens: int) -> tuple[MediaSpan, ...]:
-    """The spans of a prompt of ``tokens``, read once and in order of their start.
+    """Reads the media spans of a prompt of ``tokens`` tokens once, and sorts them by start.
 
-    Every call that takes ``media`` reads it here, so that all of them refuse the same.
+    Every call that takes ``media`` uses this function, so all of them accept the same values.
 
     Raises:
-        TypeError: No iterable of spans.
-        ConfigError: Spans that overlap, or that end past the tokens.
+        TypeError: ``media`` is not an iterable of spans.
+        ConfigError: Spans overlap or end past the tokens.
     """
     if isinstance(media, MediaSpan):
         raise TypeError("media must be an iterable of MediaSpan, found a single one; pass it in a list")
@@ -68,8 +68,8 @@ def read_media(media: Iterable[MediaSpan], tokens: int) -> tuple[MediaSpan, ...]
     for span, following in pairwise(spans):
         if span.start + span.length > following.start:
             raise ConfigError(
-                f"media spans must not overlap: one is at [{span.start}, {shown(span.start + span.length)}), "
-                f"the next one starts at {shown(following.start)}"
+                f"media spans must not overlap: one covers [{span.start}, {shown(span.start + span.length)}) "
+                f"and the next starts at {shown(following.start)}"
             )
     if spans and (end := spans[-1].start + spans[-1].length) > tokens:
         raise ConfigError(f"a media span ends at {shown(end)}, past the end of the {tokens} tokens")
@@ -77,5 +77,5 @@ def read_media(media: Iterable[MediaSpan], tokens: int) -> tuple[MediaSpan, ...]
 
 
 def media_keys(spans: Iterable[MediaSpan]) -> list[tuple[int, int, bytes]]:
-    """The spans as the index takes them, in order of their start."""
+    """The spans in the form that the index takes, sorted by start."""
     return [span.key() for span in sorted(spans, key=lambda span: span.start)]

@@ -1,4 +1,4 @@
-"""Logits processors that see the whole context, the part that was not run included."""
+"""Logits processors that see the whole context, including the cached part."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
 
 
 class WholeContext:
-    """One processor, given the tokens before those that its engine knows.
+    """Wraps a processor and prepends the tokens that its engine does not pass.
 
-    mlx-lm hands its processors the tokens that were run in this call: what a cache has spared is
-    missing, with a draft model all of the prompt but its last token is. At the first call the tokens
-    end where the context ends, so what is missing is all that comes before them.
+    mlx-lm passes its processors only the tokens run in the current call: the cached prefix is missing, and
+    with a draft model the whole prompt except its last token. At the first call, the tokens passed are the
+    end of the context, so everything before them is missing.
 
     Args:
-        processor: Takes tokens and logits, gives logits.
-        context: The tokens so far; asked once, at the first call.
+        processor: Takes tokens and logits, returns logits.
+        context: Returns the tokens so far; called once, at the first call.
     """
 
     def __init__(self, processor: Processor, context: Callable[[], list[int]]) -> None:
         self._processor = processor
         self._context = context
         self._missing: list[int] | None = None
-        self._before: mx.array | None = None
+        self._prefix: mx.array | None = None
 
     def __call__(self, tokens: Any, logits: mx.array) -> mx.array:
         if self._missing is None:
@@ -43,9 +43,9 @@ class WholeContext:
         if tokens is not None and not isinstance(tokens, mx.array):
             return [*self._missing, *tokens]
         dtype = mx.uint32 if tokens is None else tokens.dtype
-        if self._before is None or self._before.dtype != dtype:
-            self._before = mx.array(self._missing).astype(dtype)
+        if self._prefix is None or self._prefix.dtype != dtype:
+            self._prefix = mx.array(self._missing).astype(dtype)
         if tokens is None:
-            return self._before
-        before = self._before if tokens.ndim == 1 else self._before.reshape(1, -1)
-        return mx.concatenate([before, tokens], axis=-1)
+            return self._prefix
+        prefix = self._prefix if tokens.ndim == 1 else self._prefix.reshape(1, -1)
+        return mx.concatenate([prefix, tokens], axis=-1)

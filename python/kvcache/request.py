@@ -1,9 +1,14 @@
-"""What a call was asked for, checked before anything acts on it."""
+"""Requests: a call's arguments, checked before anything acts on them."""
 
 from __future__ import annotations
 
+from array import array
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Self
+
+import mlx.core as mx
+import numpy as np
 
 from kvcache._core import Tokens
 from kvcache.arguments import text, whole
@@ -17,13 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StoreOptions:
-    """How a prompt cache is to be stored.
+    """How to store a prompt cache.
 
     Attributes:
-        length: Store this many tokens only; None: all that the layers hold.
-        prompt_length: Where the prompt ends and the answer begins; None: not known.
-        label: Counted by label.
-        donate: The caller's layers are let go of one by one.
+        length: Tokens to store; None for all that the layers hold.
+        prompt_length: Where the prompt ends and the answer begins; None if unknown.
+        label: The label that counts the store in the statistics.
+        donate: Whether to release the caller's layers one by one.
     """
 
     length: int | None = None
@@ -32,11 +37,11 @@ class StoreOptions:
     donate: bool = False
 
     def checked(self) -> Self:
-        """The options, if they can be used.
+        """Returns the options if they are valid.
 
         Raises:
-            TypeError: A length that is no int, a label that is no text.
-            ConfigError: A negative length.
+            TypeError: A length is not an int, or the label is not a str.
+            ConfigError: A length is negative.
         """
         if self.prompt_length is not None:
             whole("prompt_length", self.prompt_length)
@@ -52,16 +57,16 @@ _NO_OPTIONS: Final = StoreOptions()
 
 @dataclass
 class Request:
-    """A prompt, what is asked for it, and when.
+    """One call's prompt, options and time.
 
     Attributes:
-        tokens: As the caller passed them.
-        namespace: What must never mix with others.
-        media: Spans of the prompt, in order of their start.
-        key: The tokens as the index takes them.
-        spans: The media as the index takes them.
-        stamp: The caller's time in microseconds; 0 where the call does not count as a use.
-        options: Of a store.
+        tokens: The prompt as the caller passed it.
+        namespace: The namespace of the prompt.
+        media: The prompt's media spans, sorted by start.
+        key: The tokens in the form that the index takes.
+        spans: The media spans in the form that the index takes.
+        stamp: The caller's time in microseconds; 0 if the call does not count as a use.
+        options: The options of a store.
     """
 
     tokens: Any
@@ -84,22 +89,22 @@ class Request:
         options: StoreOptions | None = None,
         defer: bool = False,
     ) -> Self:
-        """Checks a call's arguments, and reads the clock where one is given.
+        """Checks a call's arguments, and reads the clock if there is one.
 
         Args:
             tokens: The prompt.
             namespace: Its namespace.
             media: Its media spans.
-            clock: The caller's time in microseconds.
-            options: Of a store.
-            defer: Return a request that fails in :meth:`require`: the ranks of a group have to learn of a
-                failure before any of them raises.
+            clock: Returns the caller's time in microseconds; None if the call does not count as a use.
+            options: The options of a store.
+            defer: Return a failed request instead of raising; :meth:`require` then raises. The ranks of a
+                group must all learn of a failure before any of them raises.
 
         Raises:
-            TokenError: A token id that is out of range, or more than one row.
-            TypeError: Another type.
-            ConfigError: Media spans that overlap, or that end past the tokens; a namespace that is no
-                Unicode text; options that cannot be used.
+            TokenError: A token id is out of range, or there is more than one row.
+            TypeError: An argument has the wrong type.
+            ConfigError: Media spans overlap or end past the tokens, the namespace has lone surrogates, or an
+                option is invalid.
         """
         try:
             options = _NO_OPTIONS if options is None else options.checked()
@@ -120,22 +125,29 @@ class Request:
         return cls((), "", (), Tokens(()), [], 0, _failure=error)
 
     def require(self) -> None:
-        """Raises what reading raised, if it was deferred."""
+        """Raises the deferred error, if there is one."""
         failure, self._failure = self._failure, None
         try:
             if failure is not None:
                 raise failure
         finally:
-            # A frame that holds the exception which holds the frame would be a cycle.
+            # The frame and the exception would reference each other.
             del failure
 
     @property
     def limit(self) -> int:
-        """Tokens that can be reused at most: the engine needs one to run."""
+        """Most tokens that can be reused: the engine needs at least one to run."""
         return max(len(self.key) - 1, 0)
 
+    def before_media(self, length: int) -> int:
+        """The last position up to ``length`` that is not inside a media span."""
+        for start, span, _ in self.spans:
+            if start < length < start + span:
+                return start
+        return length
+
     def within(self, length: int) -> list[tuple[int, int, bytes]]:
-        """The spans of the first ``length`` tokens."""
+        """The media spans that end within the first ``length`` tokens."""
         return [span for span in self.spans if span[0] + span[1] <= length]
 
     def head(self, length: int) -> Request:
@@ -147,10 +159,20 @@ class Request:
         return rest(self.tokens, length)
 
 
+def copied(tokens: Any) -> Any:
+    """Copies the tokens into a buffer of the same type; a list if the type cannot be copied."""
+    if isinstance(tokens, mx.array):
+        return mx.array(tokens)
+    if isinstance(tokens, list | tuple | array | np.ndarray):
+        return copy(tokens)
+    ids = memoryview(tokens).tolist()
+    return ids[0] if ids and isinstance(ids[0], list) else ids
+
+
 def rest(tokens: Any, length: int) -> Any:
-    """``tokens[length:]``; of an array with one row, the rest of that row."""
+    """``tokens[length:]``, or ``tokens[:, length:]`` for an array with one row."""
     if isinstance(tokens, memoryview) and tokens.ndim == 2:
-        # Python slices no memoryview of two dimensions.
+        # A memoryview of two dimensions cannot be sliced.
         rows: list[Any] = tokens.tolist()
         return rows[0][length:]
     return tokens[:, length:] if getattr(tokens, "ndim", 1) == 2 else tokens[length:]

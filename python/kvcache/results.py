@@ -1,4 +1,4 @@
-"""What lookups and stores return."""
+"""The results of lookups and stores."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ StoreReason = Literal[
 ]
 
 
-# Two hits are never one: arrays of tokens are no truth values, and lists have no hash.
+# No generated __eq__ or __hash__: comparing arrays gives no truth value, and lists are not hashable.
 @dataclass(frozen=True, eq=False, repr=False)
 class Hit:
-    """What a fetch or a peek found. Lengths are in tokens.
+    """The result of a fetch or a peek. Lengths are in tokens.
 
     Attributes:
         length: Tokens reused: 0 <= length <= len(tokens) - 1.
-        prompt_cache: Ready to continue, the caller's own; None when length == 0 and from peek.
-        remaining: tokens[length:], of the type that was given.
+        prompt_cache: Layer caches ready to continue, owned by the caller; None if length is 0, and from a
+            peek.
+        remaining: tokens[length:], in the type of the argument.
         reason: "hit", or why nothing is reused.
         matched: Tokens matched in the tree, at least length.
-        checkpoint_at: A position where storing during this prefill would help later requests.
+        checkpoint_at: A position at which a store during this prefill would help later requests, or None.
     """
 
     length: int
@@ -52,7 +53,7 @@ class Hit:
         return self.length > 0
 
     def __repr__(self) -> str:
-        """Without the tokens and the layers: a prompt of 100,000 tokens would fill a log with them."""
+        """Omits the tokens and the layers, which would flood a log."""
         return (
             f"Hit(length={self.length}, matched={self.matched}, reason={self.reason!r}, "
             f"checkpoint_at={self.checkpoint_at})"
@@ -61,7 +62,7 @@ class Hit:
 
 @dataclass(frozen=True)
 class Stored:
-    """What a store did.
+    """The result of a store.
 
     Attributes:
         length: Tokens now held for this key.
@@ -69,7 +70,7 @@ class Stored:
         nbytes: Bytes added.
         reason: "stored", "already", or why less or nothing was stored.
         evicted: What was evicted to make room.
-        detail: A sentence on a refusal; empty otherwise.
+        detail: One sentence that explains a refusal; empty otherwise.
     """
 
     length: int

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from array import array
-from copy import copy
 from operator import index as integer
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import mlx.core as mx
-import numpy as np
 from loguru import logger
 
 from kvcache._core import Tokens
 from kvcache.errors import AllocationError, BusyError, ClosedError, ConfigError, InternalError, TokenError
-from kvcache.layers.base import Refusal, SpanAdapter
-from kvcache.layers.marks import Marks, unmark
+from kvcache.layers.base import Refusal
 from kvcache.layers.prompt_cache import Prompt
 from kvcache.media import media_keys, read_media
 from kvcache.operations.fetch import fetch
 from kvcache.operations.reserve import reserve
 from kvcache.operations.store import Store
 from kvcache.processors import WholeContext
+from kvcache.progress import Progress
 from kvcache.ranks.bids import LengthBid, SessionBid
-from kvcache.request import Request, StoreOptions, rest
+from kvcache.request import Request, StoreOptions, copied, rest
 from kvcache.results import Hit, Stored
 from kvcache.running import Options, Runner
 
@@ -45,19 +42,18 @@ class Session:
                                      prompt_progress_callback=s.on_progress):
                 s.append(r.token)
 
-    Leaving stores also after an exception or a cancelled prefill, as far as the layers are known
-    to be in step: a model of full-attention layers up to the last completed chunk or appended token.
-    Sliding windows and recurrent states do not show where they are, so models with such layers are
-    stored where ``on_progress`` or ``append`` was last called, if no update has begun since;
-    checkpoints made before stay. What the cache cannot store never fails a request that has its
-    answer: ``stored`` and the log say so. A session is one request: it is entered once.
+    Leaving also stores after an exception or a cancelled prefill, up to the last token that all layers are
+    known to have run. For a model of full-attention layers that is the last complete chunk or appended token.
+    Sliding windows and recurrent states do not show where they are, so a model with such layers is stored
+    where ``on_progress`` or ``append`` was last called, if no update has begun since. Earlier checkpoints
+    stay. A failed store never fails a request: ``stored`` and the log report it. A session can be entered
+    once.
 
     Attributes:
-        hit: What the fetch found.
+        hit: The result of the fetch.
         prompt_cache: The fetched cache, or a fresh one made for the model (and draft model).
-        remaining: The tokens that are still to be run, of the type that was given; a list where that
-            was a memoryview.
-        stored: What leaving stored; None before, and where nothing could be.
+        remaining: The tokens left to run, in the type of the argument; a list if that was a memoryview.
+        stored: The result of the store on leaving; None before, and if nothing could be stored.
     """
 
     hit: Hit
@@ -79,9 +75,8 @@ class Session:
         self._entered = False
         self._context = context
         self._ranks = context.ranks
-        self._local_spans = self._spans_only = True
         self._runner = Runner(models, options)
-        self._fresh: list[Any] | None = None
+        self._progress = Progress()
         self._namespace = namespace
         self._take = take
         self._step = options.prefill_step_size
@@ -90,12 +85,10 @@ class Session:
             raise TokenError("a session needs a prompt of at least one token, found none")
         self._media = read_media(media, len(key))
         self._spans = media_keys(self._media)
-        # Copies: the engine may use its buffer again, or append to it, while the request runs.
-        self._tokens = _copied(tokens)
+        # Copies: the engine may reuse its buffer or append to it while the request runs.
+        self._tokens = copied(tokens)
         self._key = key.head(len(key))
         self._appended: list[int] = []
-        # Tokens that all layers are known to have run, and what the layers were at that moment.
-        self._noted: tuple[int, Marks | None] = (0, None)
 
     def __enter__(self) -> Self:
         if self._entered:
@@ -103,8 +96,8 @@ class Session:
         self._entered = True
         context = self._context
         if self._take:
-            # What does not fit has to show before the entry is moved out.
-            self._ranks.together(self._require_fit)
+            # A wrong model must fail before the entry is moved out.
+            self._ranks.together(self._require_model)
         with context.call("fetch"):
             request = context.request(self._tokens, self._namespace, self._media)
             self.hit = fetch(context, request, take=self._take)
@@ -113,69 +106,52 @@ class Session:
             self._prepare()
         except BaseException as error:
             if self._take and self.hit:
-                self._give_back(error)
+                self._put_back(error)
             raise
         finally:
-            # What asked to be deferred in one of the sections above.
+            # Runs what was deferred during the sections above.
             context.leave()
         return self
 
     def _prepare(self) -> None:
-        """Everything between the fetch and the block."""
+        """Does everything between the fetch and the ``with`` block."""
         lows, highs = self._ranks.propose(SessionBid, self._begin)
-        # Checkpoints are kept on all ranks where one needs them.
-        self._spans_only = bool(lows.spans_only)
-        self._note(self.hit.length)
+        # If one rank needs checkpoints, all ranks keep them.
+        self._progress.spans_only = bool(lows.spans_only)
+        self._progress.report(self.hit.length, self.prompt_cache)
         if highs.known:
             self._reserve()
         at = self.hit.checkpoint_at
         if at is None or not self._runner or not self.hit.length < at < len(self._key):
             return
-        # What stands under a span is no text: only the engine can run its embeddings.
+        # Only the engine can run the embeddings of a media span.
         if not any(self.hit.length <= span.start < at for span in self._media):
             self._prefill(at)
 
-    def _require_fit(self) -> None:
-        """Fails where the stored caches are not those of this model, before they are fetched."""
-        self._fresh = self._runner.fresh()
+    def _require_model(self) -> None:
+        """Fails before the fetch if the stored caches do not fit this model."""
+        self._runner.make_fresh()
         held = self._context.contents.newest_layout(self._namespace)
         request = self._request(self._key, 0)
         if held is not None and self._context.contents.lookup(request, request.limit):
-            self._require_depth(len(held.shape))
-
-    def _require_depth(self, held: int) -> None:
-        fresh = len(self._fresh or ())
-        if fresh and fresh != held:
-            raise ConfigError(
-                f"the namespace {self._namespace!r} holds caches of {held} layers, this model makes "
-                f"{fresh}: pass namespace=kvcache.model_namespace(model)"
-            )
+            self._runner.require_layers(len(held.shape), self._namespace)
 
     def _begin(self) -> SessionBid:
-        """Whether this rank has span layers only, and whether its namespace knows the bytes of a token."""
-        if self._fresh is None:
-            self._fresh = self._runner.fresh()
-        fetched = self.hit.prompt_cache
-        if fetched is not None:
-            self._require_depth(len(fetched))
-        elif not self._fresh:
-            raise ConfigError("nothing is stored for this prompt and no model was given: pass model=")
-        self.prompt_cache = self._fresh if fetched is None else fetched
-        self._fresh = None
-        self._local_spans = _spans_only(self.prompt_cache)
+        self.prompt_cache = self._runner.prompt_cache(self.hit.prompt_cache, self._namespace)
+        self._progress.start(self.prompt_cache)
         known = self._context.contents.newest_layout(self._namespace) is not None
-        return SessionBid(self._local_spans, known)
+        return SessionBid(self._progress.local_spans_only, known)
 
-    def _give_back(self, error: BaseException) -> None:
-        """What was moved out for a request that did not begin."""
+    def _put_back(self, error: BaseException) -> None:
+        """Stores again what was moved out for a request that did not begin."""
         if not hasattr(self, "prompt_cache"):
             self.prompt_cache = self.hit.prompt_cache or []
-            self._local_spans = self._spans_only = _spans_only(self.prompt_cache)
-            self._note(self.hit.length)
+            self._progress.start(self.prompt_cache)
+            self._progress.report(self.hit.length, self.prompt_cache)
         self._end(error)
 
     def _reserve(self) -> None:
-        """Makes room once for the whole prompt, as far as the bytes of a token are known."""
+        """Makes room for the whole prompt at once; the bytes of a token are known."""
         context, left = self._context, len(self._key) - self.hit.length
         checkpoints = min(context.max_checkpoints, left // self._step + 1)
         nbytes = context.contents.expected_bytes(self._namespace, left, checkpoints)
@@ -183,61 +159,57 @@ class Session:
             reserve(context, nbytes, self.hit)
 
     def _prefill(self, at: int) -> None:
-        """Runs the model up to ``at`` and stores a checkpoint there: later requests need it."""
+        """Runs the model up to ``at`` and stores a checkpoint there for later requests."""
         tokens = mx.array(rest(self._tokens, self.hit.length)).reshape(1, -1)
-        last = at - self.hit.length
-        for start in range(0, last, self._step):
-            chunk = tokens[:, start : min(start + self._step, last)]
+        count = at - self.hit.length
+        for start in range(0, count, self._step):
+            chunk = tokens[:, start : min(start + self._step, count)]
             self._runner.run(chunk, self.prompt_cache)
-            self._note(self.hit.length + start + chunk.shape[1])
+            self._progress.report(self.hit.length + start + chunk.shape[1], self.prompt_cache)
         self.remaining = rest(self._tokens, at)
         self._checkpoint(at)
 
     def on_progress(self, done: int, total: int) -> None:
-        """Give it to ``stream_generate`` as ``prompt_progress_callback``.
+        """Stores a checkpoint after a prefill chunk, for a model that needs checkpoints.
 
-        Stores a checkpoint after each prefill chunk of a model that is usable at checkpoints only.
-        The last call (done == total) is ignored: the cache is one token further by then.
+        Pass it to ``stream_generate`` as ``prompt_progress_callback``. The last call (done == total) is
+        ignored, because the cache is one token further by then.
         """
         if not 0 < done < total:
             return
+        self._require_entered("on_progress")
         at = len(self._key) - total + done
-        self._note(at)
+        self._progress.report(at, self.prompt_cache)
         self._checkpoint(at)
 
     def append(self, token: int) -> None:
-        """Notes a generated token, after it was run. The key grows by it.
+        """Adds a generated token to the key, after it was run.
 
         Raises:
-            TypeError: The token is no integer.
+            TypeError: The token is not an integer.
         """
         self._require_entered("append")
         try:
-            number = integer(token)
+            token_id = integer(token)
         except TypeError:
             raise TypeError(f"append takes a token id, an int; found {type(token).__name__}") from None
-        self._appended.append(number)
-        self._note(len(self._key) + len(self._appended))
+        self._appended.append(token_id)
+        self._progress.report(len(self._key) + len(self._appended), self.prompt_cache)
 
     def logits_processors(self, processors: Iterable[Processor] | None) -> list[Processor]:
-        """Processors that see the cached part of the prompt, too: give them to mlx-lm in place of yours.
+        """Wraps logits processors so that they also see the cached part of the prompt.
 
-        mlx-lm hands a processor the tokens that it ran itself, so a repetition penalty would not know
-        what came from the cache, and a warm answer would differ from a cold one. Ask for new ones for
-        each generation.
-
-        Args:
-            processors: As mlx-lm takes them, e.g. from ``make_logits_processors``; None is an empty list.
+        mlx-lm passes a processor only the tokens that it ran, so without this a repetition penalty would give
+        another answer after a hit. Wrap them again for each generation. None is an empty list.
         """
         self._require_entered("logits_processors")
         return [WholeContext(processor, self._all_tokens) for processor in processors or ()]
 
     def _all_tokens(self) -> list[int]:
-        """The prompt and what was appended so far."""
         return [*mx.array(self._tokens).reshape(-1).tolist(), *self._appended]  # type: ignore[misc]
 
     def _request(self, key: Tokens, length: int | None, *, use: bool = False) -> Request:
-        """A request for tokens of this session."""
+        """A request for some tokens of this session."""
         options = StoreOptions(length=length, prompt_length=len(self._key))
         try:
             stamp = self._context.stamp() if use else 0
@@ -249,70 +221,34 @@ class Session:
 
     def _require_entered(self, call: str) -> None:
         if not self._entered:
-            raise ConfigError(
-                f"{call} was called before the session was entered; use it inside the with block"
-            )
-
-    def _note(self, known: int) -> None:
-        """All layers have run ``known`` tokens, the caller says."""
-        marks = None
-        if not self._spans_only:
-            try:
-                marks = Marks(Prompt(self.prompt_cache))
-            except Refusal:
-                # Never stored, so there is nothing to watch.
-                marks = None
-        self._noted = known, marks
+            raise ConfigError(f"{call} was called before the session was entered; use the with block")
 
     def _checkpoint(self, at: int) -> None:
-        """Stores a checkpoint if this model needs them. The request goes on without it."""
-        if not self._spans_only:
+        """Stores a checkpoint if the model needs checkpoints."""
+        if not self._progress.spans_only:
             self._store(self._key.head(at), None)
 
     def _end(self, error: BaseException | None) -> None:
-        key = self._key
+        progress, key = self._progress, self._key
 
         def propose() -> LengthBid:
             nonlocal key
             key = self._key.extended(self._appended)
-            return LengthBid(self._storable(len(key), error))
+            length = progress.storable(len(key), self.prompt_cache, interrupted=error is not None)
+            return LengthBid(length)
 
         self._context.enter("the end of a session")
         agreed = self._ranks.propose(LengthBid, propose)
         length = agreed.lows.length
-        # Of span layers all hold the smallest length; others are where they are, or nowhere.
-        if length > 0 and (self._spans_only or agreed.equal):
-            self.stored = self._store(key.head(length), length if self._local_spans else None)
-
-    def _storable(self, tokens: int, error: BaseException | None) -> int:
-        """Tokens that all layers are known to have run, at most ``tokens``; 0 where none is."""
-        try:
-            prompt = Prompt(self.prompt_cache)
-        except Refusal:
-            return 0
-        known, marks = self._noted
-        offsets = {offset for offset in prompt.offsets if offset is not None}
-        if self._spans_only:
-            # Layers of an interrupted pass are at different offsets: all have run the smallest.
-            length = min(tokens, *offsets) if offsets else 0
-            # The last layer counts rows before it writes them, and an exception in between may have been
-            # caught inside the block.
-            if length > known and (error is not None or not _written(prompt, length)):
-                return known
-            return length
-        try:
-            still = marks is not None and marks.hold(prompt)
-        except Refusal:
-            still = False
-        finally:
-            unmark(prompt)
-        return known if still and offsets <= {known} and known <= tokens else 0
+        # Span layers can be cut to the smallest length; other layers are all at the same one, or not stored.
+        if length > 0 and (progress.spans_only or agreed.equal):
+            self.stored = self._store(key.head(length), length if progress.local_spans_only else None)
 
     def _store(self, key: Tokens, length: int | None) -> Stored | None:
-        """Stores what the layers hold. A request does not fail because this did."""
+        """Stores what the layers hold. Only a bug or a busy cache raises; a request keeps its answer."""
         try:
             if length is None and not Prompt(self.prompt_cache).knows_length:
-                # States count nothing: the session has counted for them.
+                # Recurrent states count nothing; the session has counted for them.
                 length = len(key)
         except Refusal:
             pass
@@ -324,7 +260,7 @@ class Session:
             logger.warning("a session could not store {} tokens: {}", len(key), error)
             return Stored(0, 0, 0, "too_large", error.evicted, str(error))
         except (InternalError, BusyError):
-            # A defect, or ranks that have come apart: not hidden. In the middle of another call: later.
+            # A bug or ranks that differ must not be hidden; a busy cache means that the end is deferred.
             raise
         except ClosedError:
             logger.warning("a session could not store {} tokens: its cache was closed", len(key))
@@ -341,51 +277,23 @@ class Session:
         try:
             self._end(error)
         except BusyError:
-            # A collected generator in the middle of another call of this thread: once that has ended.
+            # A generator that is garbage-collected in the middle of another call of this thread.
             self._context.defer(lambda: self._end(error))
         except Exception:
-            # A token that is none is the caller's to know, but for an exception of its own.
+            # An invalid appended token is reported to the caller, but never hides the caller's own exception.
             if error is None:
                 raise
             logger.exception("a session that ended with an exception could not store what was computed")
 
     def __getattr__(self, name: str) -> NoReturn:
-        # Only what is not there yet comes here.
+        # Called only for attributes that are not set.
         if name in ("hit", "prompt_cache", "remaining"):
             raise AttributeError(f"a session has {name} once it is entered; use it inside the with block")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
+    def __repr__(self) -> str:
+        reused = f"{self.hit.length} reused" if "hit" in vars(self) else "not fetched"
+        return f"Session({len(self._key)} tokens, {reused}, {len(self._appended)} appended)"
+
     def __reduce_ex__(self, _: Any) -> NoReturn:
         raise TypeError("a session is one request and cannot be copied or pickled; make another one")
-
-
-def _copied(tokens: Any) -> Any:
-    """The same tokens in a buffer of their own, of the same type where that can be copied."""
-    if isinstance(tokens, mx.array):
-        return mx.array(tokens)
-    if isinstance(tokens, list | tuple | array | np.ndarray):
-        return copy(tokens)
-    ids = memoryview(tokens).tolist()
-    return ids[0] if ids and isinstance(ids[0], list) else ids
-
-
-def _written(prompt: Prompt, length: int) -> bool:
-    """Whether every layer holds something in its last row: rows that were not written are zero."""
-    rows = [
-        array[..., length - 1 : length, :]
-        for adapter, cache in zip(prompt.adapters, prompt.caches, strict=True)
-        if isinstance(adapter, SpanAdapter)
-        for array in adapter.arrays(cache)
-    ]
-    # A width of zero holds nothing at any time.
-    found = [mx.any(row != 0) for row in rows if row.size]
-    mx.eval(found)
-    return all(each.item() for each in found)
-
-
-def _spans_only(prompt_cache: list[Any]) -> bool:
-    """Whether the layers can be cut at any token. Layers that cannot be stored need no checkpoint."""
-    try:
-        return Prompt(prompt_cache).spans_only
-    except Refusal:
-        return True

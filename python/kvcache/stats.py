@@ -1,4 +1,4 @@
-"""Counters of what calls returned, and the figures of the index beside them."""
+"""Statistics: counters of what calls returned, and the index's figures."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from kvcache._core import IndexStats
     from kvcache.results import Hit, Stored
 
-# Counters of namespaces are kept for the most recently used ones.
-_NAMESPACES: Final = 1024
+# Counters are kept for this many of the most recently used namespaces.
+_MAX_NAMESPACES: Final = 1024
 
 
 class LabelFigures(NamedTuple):
-    """What is held under one label.
+    """Figures of what is held under one label.
 
     Attributes:
-        sequences: Distinct ends of stores that are fully present.
-        entries: Those that no other one continues; of models that need checkpoints, all.
-        ntokens: Tokens, counted for whoever stored them first.
-        nbytes: Bytes, likewise.
+        sequences: Stored sequences: distinct ends of stores that are still fully present.
+        entries: Sequences that no other one continues; for models that need checkpoints, all sequences.
+        ntokens: Tokens, counted under the label that stored them first.
+        nbytes: Bytes, counted likewise.
     """
 
     sequences: int
@@ -46,24 +46,24 @@ class Stats:
         misses_by_reason: Fetches that reused nothing, by ``Hit.reason``.
         stores: Calls of store.
         stored_tokens: Tokens of KV copied by stores.
-        refused_by_reason: Stores that ended otherwise than "stored" or "already".
+        refused_by_reason: Stores that ended neither "stored" nor "already", by ``Stored.reason``.
         evictions: Segments and checkpoints evicted.
         evicted_tokens: Tokens evicted.
         evicted_bytes: Bytes evicted, by the ledger.
         reclaim_cycles: Eviction cycles.
-        reclaim_seconds: Time spent in reclaim.
+        reclaim_seconds: Time spent reclaiming memory.
         nbytes: Bytes held now, by the ledger.
         ntokens: Tokens of KV held now; a shared prefix counts once.
         nodes: Nodes of the tree.
         segments: Segments held.
         checkpoints: Checkpoints held.
         buffers: MLX arrays held.
-        sequences: Distinct ends of stores that are fully present.
-        entries: Those that no other one continues; of models that need checkpoints, all.
+        sequences: Stored sequences: distinct ends of stores that are still fully present.
+        entries: Sequences that no other one continues; for models that need checkpoints, all sequences.
         index_bytes: Heap bytes of the native index; 0 for a single namespace.
-        by_label: What is held under each label that was used; empty for a single namespace.
+        by_label: Figures of each label used; empty for a single namespace.
 
-    Evictions belong to no single namespace: a namespace's figures show 0 for them.
+    Evictions do not belong to a single namespace, so a namespace's figures are 0 for them.
     """
 
     lookups: int = 0
@@ -121,22 +121,22 @@ class _Use:
 
 
 class Counters:
-    """Counts calls; the caller holds the cache's lock."""
+    """Counts what calls return; the caller holds the cache's lock."""
 
     def __init__(self) -> None:
         self._total = _Use()
-        self._spaces: OrderedDict[str, _Use] = OrderedDict()
+        self._by_namespace: OrderedDict[str, _Use] = OrderedDict()
         self._evicted = Eviction()
 
     def fetched(self, namespace: str, hit: Hit, tokens: int) -> None:
         """Counts a fetch of ``tokens``."""
         self._total.fetched(hit, tokens)
-        self._space(namespace).fetched(hit, tokens)
+        self._use(namespace).fetched(hit, tokens)
 
     def stored(self, namespace: str, stored: Stored) -> None:
         """Counts a store; what it evicted is counted by :meth:`evicted`."""
         self._total.stored(stored)
-        self._space(namespace).stored(stored)
+        self._use(namespace).stored(stored)
 
     def evicted(self, eviction: Eviction) -> None:
         """Counts an eviction cycle."""
@@ -144,11 +144,11 @@ class Counters:
 
     def forget(self, namespace: str) -> None:
         """Drops a namespace's counters."""
-        self._spaces.pop(namespace, None)
+        self._by_namespace.pop(namespace, None)
 
     def stats(self, index: IndexStats, namespace: str | None, by_label: Mapping[str, LabelFigures]) -> Stats:
-        """The figures together."""
-        use = self._total if namespace is None else self._spaces.get(namespace, _Use())
+        """Combines the counters with the index's figures."""
+        use = self._total if namespace is None else self._by_namespace.get(namespace, _Use())
         evicted = self._evicted if namespace is None else Eviction()
         return Stats(
             lookups=use.lookups,
@@ -176,9 +176,9 @@ class Counters:
             by_label=by_label,
         )
 
-    def _space(self, namespace: str) -> _Use:
-        use = self._spaces.setdefault(namespace, _Use())
-        self._spaces.move_to_end(namespace)
-        if len(self._spaces) > _NAMESPACES:
-            self._spaces.popitem(last=False)
+    def _use(self, namespace: str) -> _Use:
+        use = self._by_namespace.setdefault(namespace, _Use())
+        self._by_namespace.move_to_end(namespace)
+        if len(self._by_namespace) > _MAX_NAMESPACES:
+            self._by_namespace.popitem(last=False)
         return use

@@ -234,7 +234,7 @@ def test_the_work_is_linear_in_what_is_read() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [
-        ({"model": "m\ud800"}, ConfigError, "^model must be a text without lone surrogates"),
+        ({"model": "m\ud800"}, ConfigError, "^model must be a str without lone surrogates"),
         ({"model": "m", "adapter": "\udfff"}, ConfigError, "^adapter"),
         ({"model": "m", "salt": "\ud800"}, ConfigError, "^salt"),
         ({"model": "m", "salt": None}, TypeError, "^salt must be a str"),

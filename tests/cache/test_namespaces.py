@@ -69,7 +69,7 @@ def test_every_dtype_is_read(dtype: mx.Dtype) -> None:
 
 
 def test_bad_input_is_one_sentence() -> None:
-    with pytest.raises(ConfigError, match="empty text"):
+    with pytest.raises(ConfigError, match="empty str"):
         model_namespace("")
-    with pytest.raises(TypeError, match="must be a text or an mlx module, found int"):
+    with pytest.raises(TypeError, match="must be a str or an mlx module, found int"):
         model_namespace(7)

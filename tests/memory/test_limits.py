@@ -169,7 +169,7 @@ def test_no_shorter_run_of_the_lru_order_would_do(seed: int) -> None:
     ("seconds", "error", "says"),
     [
         (-1, ConfigError, "must not be negative, found -1"),
-        (float("nan"), ConfigError, "found nan"),
+        (float("nan"), ConfigError, "must be a number, found nan"),
         (None, TypeError, "seconds must be a number, found NoneType"),
         ("1", TypeError, "found str"),
         (True, TypeError, "found bool"),
@@ -182,6 +182,31 @@ def test_idle_seconds_that_are_none(seconds: Any, error: type[Exception], says: 
         cache.evict_idle(seconds)
     cache.validate()
     assert alive(cache, 1, 5) == [0]
+
+
+def test_trimming_to_nothing_in_particular_says_what_to_pass() -> None:
+    cache, model = KVPrefixCache(), PosKV(KV())
+    fill(cache, model, 1, 5)
+    with pytest.raises(ConfigError, match=r"^trim_to needs at least one limit, found none; pass nbytes="):
+        cache.trim_to()
+    cache.validate()
+    assert alive(cache, 1, 5) == [0]
+
+
+@pytest.mark.parametrize("name", ["tokens", "sequences", "entries"])
+@pytest.mark.parametrize(
+    ("limit", "says"),
+    [
+        (-1, "must be at least 0, found -1$"),
+        (2**62 + 1, r"must be at most 2\*\*62, found 46\d+5$"),
+    ],
+)
+def test_a_limit_out_of_range_names_the_bound(name: str, limit: int, says: str) -> None:
+    cache = KVPrefixCache()
+    with pytest.raises(ConfigError, match=f"^{name} {says}"):
+        cache.trim_to(**{name: limit})
+    with pytest.raises(ConfigError, match=r"^nbytes must be from 0 to 4 EiB"):
+        cache.trim_to(nbytes=limit)
 
 
 def test_idle_seconds_of_numpy() -> None:

@@ -267,7 +267,8 @@ class Calls:
     def trim_to(self) -> list[Any]:
         tokens = self.choose.choice((None, 150))
         nbytes = None if self.calm else self.own.randint(20_000, 100_000)
-        return units(self.cache.trim_to(nbytes=nbytes, tokens=tokens))
+        # A limit that never binds: without any the call is refused.
+        return units(self.cache.trim_to(nbytes=nbytes, tokens=tokens, sequences=10_000))
 
     def evict_idle(self) -> list[Any]:
         return units(self.cache.evict_idle(self.choose.choice((20.0, 60.0, 200.0))))

@@ -339,6 +339,17 @@ def test_a_clock_that_raises_at_the_end() -> None:
     assert session.stored is None
 
 
+def test_a_session_shows_how_far_it_is() -> None:
+    cache, model = KVPrefixCache(), PosKV(KV())
+    cache.store(prompt(50_000), model.filled(prompt(50_000)))
+    session = cache.session(prompt(60_000), model=model)
+    assert repr(session) == "Session(60000 tokens, not fetched, 0 appended)"
+    with session:
+        model.grow(session.prompt_cache, prompt(60_000))
+        session.append(7)
+        assert repr(session) == "Session(60000 tokens, 50000 reused, 1 appended)"
+
+
 @pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_session_is_not_copied(how: Callable[[Any], Any]) -> None:
     session = KVPrefixCache().session(prompt(4), model=PosKV(KV()))

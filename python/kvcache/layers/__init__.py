@@ -1,6 +1,6 @@
-"""Kinds of layer caches: what can be cut where.
+"""Kinds of layer caches, and where each can be cut.
 
-*Span*, *window* and *state* layers are full-attention, sliding-window and recurrent layers.
+*Span* is short for full-attention layer, *window* for sliding-window layer, *state* for recurrent layer.
 
 | class | kind | file |
 |---|---|---|
@@ -12,7 +12,7 @@
 | an unknown class | state, if its attributes can be copied | ``recurrent.py`` |
 | Batch caches | refused: ``batched`` | ``registry.py`` |
 
-A third-party class is made known by :func:`register`.
+:func:`register` adds a third-party class.
 """
 
 from kvcache.layers.base import Image, ImageAdapter, Refusal, SpanAdapter

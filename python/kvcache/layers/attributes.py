@@ -1,8 +1,8 @@
-"""All that an object of an unknown class keeps, read as data and put into a new object.
+"""Reads everything that an object of an unknown class holds as data, and builds a new object from it.
 
-Attributes live in ``__dict__``, in ``__slots__`` anywhere in the class's bases, and as the contents
-of a class derived from ``dict`` or ``list``. Whatever else an object may keep cannot be seen from
-Python, so such classes are refused: copied whole, or not at all.
+Values live in ``__dict__``, in the ``__slots__`` of the class and its bases, and in the contents of a class
+derived from ``dict`` or ``list``. Python cannot see anything else, so a class that could hold more is
+refused rather than copied in part.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
     from kvcache.arrays import Array
 
-# Bases whose instances keep nothing but what is read here.
-_READ: Final = (object, dict, list)
+# Built-in bases whose instances hold nothing but what is read here.
+_READABLE: Final = (object, dict, list)
 _HEAP_TYPE: Final = 1 << 9
 
 
 def snapshot(cache: Any) -> tuple[Any, list[Array]]:
-    """What a layer cache keeps, as JSON-able data, and its arrays. Copies no array.
+    """A layer cache's values as JSON-able data, and its arrays. Copies no array.
 
-    The data is ``[attributes, contents]`` as :mod:`kvcache.layers.data` writes them: a dict by name, and
-    the contents of a class derived from dict or list, else None.
+    The data is ``[attributes, contents]`` in the format of :mod:`kvcache.layers.data`: attributes by name,
+    and the contents of a class derived from dict or list, else None.
 
     Raises:
-        Refusal: ``unsupported_layer``: it keeps something that cannot be read or copied.
+        Refusal: ``unsupported_layer``: it holds something that cannot be read or copied.
     """
     cls = type(cache)
     for base in cls.__mro__:
-        # Types written in C keep state of their own.
-        if not base.__flags__ & _HEAP_TYPE and base not in _READ:
-            raise unsupported(cls, f"{base.__qualname__} keeps contents that cannot be read")
+        # Types written in C have hidden state.
+        if not base.__flags__ & _HEAP_TYPE and base not in _READABLE:
+            raise unsupported(cls, f"{base.__qualname__} has contents that cannot be read")
     attributes = dict(_attributes(cache))
     contents: dict[Any, Any] | list[Any] | None = None
     if isinstance(cache, dict):
@@ -51,10 +51,10 @@ def snapshot(cache: Any) -> tuple[Any, list[Array]]:
 
 
 def rebuild(cls: type, data: Any, arrays: Sequence[Array]) -> Any:
-    """A new object of the class that keeps what a :func:`snapshot` says, with these arrays.
+    """Builds a new object of the class from the data of a :func:`snapshot` and these arrays.
 
     Raises:
-        Refusal: ``unsupported_layer``: the data cannot be read here.
+        Refusal: ``unsupported_layer``: the data cannot be read.
     """
     try:
         attributes, contents = decode(data, arrays)
@@ -62,7 +62,7 @@ def rebuild(cls: type, data: Any, arrays: Sequence[Array]) -> Any:
         raise unsupported(cls, str(error)) from error
     base = next(base for base in (dict, list, object) if issubclass(cls, base))
     copy: Any = base.__new__(cls)
-    # The class's own __setattr__ may compute: attributes are set as they were read.
+    # Not through the class's own __setattr__, which may compute something else from the value.
     for name, value in attributes.items():
         object.__setattr__(copy, name, value)
     if base is dict:
@@ -76,8 +76,8 @@ def unsupported(cls: type, why: str) -> Refusal:
     """The refusal of a layer of this class."""
     return Refusal(
         "unsupported_layer",
-        f"{cls.__module__}.{cls.__qualname__} cannot be copied: {why}; "
-        "kvcache.layers.register says how it can",
+        f"{cls.__module__}.{cls.__qualname__} cannot be copied: {why}; pass kvcache.layers.register an "
+        "adapter for it",
     )
 
 
@@ -88,7 +88,7 @@ def _attributes(cache: Any) -> Iterator[tuple[str, Any]]:
         for name in (slots,) if isinstance(slots, str) else slots:
             if name in ("__dict__", "__weakref__"):
                 continue
-            # As the compiler mangles a private name.
+            # The compiler mangles private names.
             private = name.startswith("__") and not name.endswith("__")
             full = f"_{base.__name__.lstrip('_')}{name}" if private else name
             try:

@@ -1,9 +1,10 @@
-"""What a kind of layer cache can do: the two contracts that all kinds fulfil.
+"""The two contracts for layer caches. Each kind of layer implements one of them.
 
-A *span* layer (full attention) can be cut at any token; the cache keeps its KV in segments.
-Everything else, a *window* (sliding-window attention) or a *state* (recurrent), is kept as an
-*image* of the whole layer, in checkpoints. What is stored of either is data: arrays, and values that
-JSON can hold.
+- A full-attention layer, *span* for short, can be cut at any token. Its KV is stored in segments.
+- A sliding-window layer (*window*) and a recurrent layer (*state*) cannot. They are stored whole, as an
+  *image* of the layer, in checkpoints.
+
+Both are stored as data: arrays, and values that JSON can hold.
 """
 
 from __future__ import annotations
@@ -17,8 +18,13 @@ if TYPE_CHECKING:
     from kvcache.arrays import Array
 
 
-class Refusal(Exception):  # noqa: N818 - a refusal is an outcome that ends as a return value
-    """A store that cannot be done: reason as in ``Stored.reason``, and a sentence."""
+class Refusal(Exception):  # noqa: N818 - a refusal ends as a return value, not as an error
+    """A store that cannot be done.
+
+    Attributes:
+        reason: One of the reasons of ``Stored.reason``.
+        detail: One sentence that explains it.
+    """
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -31,13 +37,13 @@ class Image:
     """One window or state layer, as data.
 
     Attributes:
-        arrays: Views of the layer's arrays at first; detached copies once it is stored.
-        meta: What ``build`` needs besides the arrays, exactly as JSON gives it back: None, bools, ints,
-            finite floats, texts, lists, and dicts whose keys are texts. It is shared by all copies of
-            the image and never changed.
-        trimmable: The arrays hold all tokens from the first on, in order, on the axis before the last:
-            cut there, they serve shorter lengths.
-        computed: The arrays are not views: copying them holds them twice for a moment.
+        arrays: Views of the layer's arrays; once stored, detached copies.
+        meta: Everything else that ``build`` needs, in values that JSON returns unchanged: None, bools,
+            ints, finite floats, strings, lists, and dicts with string keys. All copies of the image share
+            it; never modify it.
+        trimmable: The arrays hold every token from the first one on, in order, on the second to last axis,
+            so cutting them there serves shorter lengths.
+        computed: The arrays are new, not views, so memory briefly holds them twice while they are copied.
     """
 
     arrays: list[Array]
@@ -48,66 +54,67 @@ class Image:
 
 @runtime_checkable
 class SpanAdapter(Protocol):
-    """Caches whose arrays have the shape ``(1, heads, tokens, width)`` and can be cut anywhere.
+    """Reads and builds caches whose arrays have shape ``(1, heads, tokens, width)`` and can be cut anywhere.
 
-    Callers guarantee that ``arrays`` and ``static`` are asked of a cache that holds tokens.
+    The caller guarantees that ``arrays``, ``static`` and ``signature`` get a cache that holds tokens.
     """
 
     def offset(self, cache: Any) -> int:
-        """Tokens that the cache holds."""
+        """Number of tokens that the cache holds."""
 
     def arrays(self, cache: Any) -> list[Array]:
-        """Its buffers in a fixed order, each with at least ``offset`` tokens."""
+        """The cache's buffers in a fixed order, each with at least ``offset`` tokens."""
 
     def static(self, cache: Any) -> Hashable:
-        """What two caches must agree in to be joined, shapes and dtypes aside."""
+        """What two caches must have in common to be joined, other than shapes and dtypes."""
 
     def signature(self, cache: Any) -> tuple[Hashable, ...]:
-        """Heads and unquantised widths: what a model's caches agree in, quantised or not."""
+        """Heads and unquantised widths: equal for all caches of one model's layer, quantised or not."""
 
     def capacity(self, length: int, remaining: int) -> int:
-        """Tokens of room for a cache of ``length`` that ``remaining`` are to be added to."""
+        """Tokens to allocate for a cache of ``length`` tokens that will grow by ``remaining``."""
 
     def build(self, cls: type, static: Hashable, arrays: Sequence[Array], length: int) -> Any:
-        """A new cache that holds the first ``length`` tokens of the arrays and owns them."""
+        """Makes a new cache of the first ``length`` tokens; it owns the arrays."""
 
     def clear(self, cache: Any) -> None:
-        """Lets go of the arrays: the cache was donated."""
+        """Releases the arrays of a donated cache."""
 
 
 @runtime_checkable
 class ImageAdapter(Protocol):
-    """Caches that are kept whole, in two halves: ``image`` reads one, ``build`` makes one.
+    """Reads (``image``) and builds (``build``) caches that are stored whole.
 
-    They may run in different processes, so that everything ``build`` needs is in its arguments.
+    The two may run in different processes, so ``build`` gets everything it needs as arguments.
     """
 
     def offset(self, cache: Any) -> int | None:
-        """Tokens that the cache has seen, or None where it does not know."""
+        """Number of tokens that the cache has seen; None if it does not count them."""
 
     def image(self, cache: Any) -> Image:
-        """Its state: views of its arrays, and data. Raises ``Refusal`` where it cannot be copied."""
+        """The cache's state as views of its arrays and data. Raises ``Refusal`` if it cannot be copied."""
 
     def build(self, cls: type, static: Hashable, meta: Any, arrays: list[Array], length: int | None) -> Any:
-        """A new cache that holds what an image holds, and owns the arrays.
+        """Makes a new cache from an image; it owns the arrays.
 
         Args:
             cls: The class of cache.
-            static: As :meth:`static` gave it.
-            meta: As in the image, perhaps read back from JSON. It is not the new cache's to keep or change.
+            static: The result of :meth:`static`.
+            meta: The image's ``meta``, possibly read back from JSON. The new cache must not keep or modify
+                it.
             arrays: Copies of the image's arrays, in the same order.
-            length: The number of tokens that the arrays were cut to; None where they are whole. A number
-                is given only where the image is trimmable.
+            length: Number of tokens that the arrays were cut to; None if they are whole. Always None unless
+                the image is trimmable.
         """
 
     def static(self, cache: Any) -> Hashable:
-        """What the layer was made with: a cache of another window belongs to another layout."""
+        """The layer's parameters, such as the window size: caches that differ in them have other layouts."""
 
     def signature(self, cache: Any) -> tuple[Hashable, ...]:
-        """What all caches of one model's layer agree in; None agrees with anything."""
+        """Values that are equal for all caches of one model's layer; a None equals anything."""
 
     def clear(self, cache: Any) -> None:
-        """Lets go of the arrays: the cache was donated."""
+        """Releases the arrays of a donated cache."""
 
 
 def round_up(tokens: int, step: int) -> int:
@@ -125,13 +132,13 @@ def require_single(arrays: Sequence[Array], cls: type) -> None:
         if array.ndim and array.shape[0] != 1:
             raise Refusal(
                 "batched",
-                f"{cls.__name__} holds a batch of {array.shape[0]}; store one sequence at a time "
-                "(Batch caches give single ones by extract)",
+                f"{cls.__name__} holds a batch of {array.shape[0]} sequences; store one at a time "
+                "(a Batch cache's extract(i) returns one)",
             )
 
 
 def require_rows(arrays: Sequence[Array], rows: int, cls: type) -> None:
-    """Refuses a cache that claims more tokens than its buffers hold: tokens are the axis before the last.
+    """Refuses a cache that claims more tokens than its buffers hold; tokens are the second to last axis.
 
     Raises:
         Refusal: ``offset_mismatch``.
@@ -140,5 +147,5 @@ def require_rows(arrays: Sequence[Array], rows: int, cls: type) -> None:
         if array.shape[-2] < rows:
             raise Refusal(
                 "offset_mismatch",
-                f"{cls.__name__} claims {rows} tokens, but a buffer of it holds {array.shape[-2]}",
+                f"{cls.__name__} claims {rows} tokens, but one of its buffers holds {array.shape[-2]}",
             )

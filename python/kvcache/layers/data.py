@@ -1,23 +1,23 @@
-"""Python values as JSON, and back to exactly the same values.
+"""Writes Python values as JSON, and reads back exactly the same values.
 
-JSON has no tuples, bytes or NaN, and no objects that are met twice. What it lacks is an object with
-one key, which says what the value is:
+JSON has no tuples, bytes or NaN, and no shared references. Values that it lacks are written as an object with
+one key, which names the kind of value:
 
 | value | data |
 |---|---|
-| None, bool, text, finite float, int of up to 64 bits, list | themselves |
+| None, bool, str, finite float, int of up to 64 bits, list | themselves |
 | other ints and floats | ``{"int": "-0x1…"}``, ``{"float": "7ff8000000000000"}`` (the bits) |
 | bytes, complex | ``{"bytes": base64}``, ``{"complex": [real, imaginary]}`` |
 | tuple, set, frozenset | ``{"tuple": [...]}`` and so on |
 | dict | ``{"dict": [key, value, key, value, ...]}`` |
-| an array | ``{"array": n}``: the n-th of a list that is kept next to the data |
-| a container met again | ``{"same": n}``: the n-th that was begun |
+| array | ``{"array": n}``: the n-th in a separate list of arrays |
+| container that occurs again | ``{"same": n}``: the n-th container, in the order in which they start |
 | ``mx.Dtype`` | ``{"dtype": "bfloat16"}`` |
 | numpy scalar | ``{"numpy": ["float32", base64]}`` |
-| enum member | ``{"enum": [module, class, name]}``, of a Flag ``[module, class, value]`` |
+| enum member | ``{"enum": [module, class, name]}``; for a Flag ``[module, class, value]`` |
 
-Reading data runs no code that the data names: nothing is imported or unpickled. An enum is looked up
-in the modules that this process has loaded; one that is not there is refused.
+Reading runs no code that the data names: it imports and unpickles nothing. An enum is looked up in the
+modules that this process has loaded; if it is not there, the data is refused.
 """
 
 from __future__ import annotations
@@ -36,57 +36,57 @@ if TYPE_CHECKING:
 
 _DEPTH: Final = 16
 _TAGS: Final = frozenset({"tuple", "set", "frozenset", "dict"})
-# In place of an immutable container that is still being built.
+# Placeholder for an immutable container that is still being built.
 _OPEN: Final = object()
 
 
 def encode(value: Any, arrays: list[Array] | None = None) -> Any:
-    """A value as JSON-able data.
+    """Converts a value to JSON-able data.
 
     Args:
         value: Plain values and containers of them.
-        arrays: Where arrays in the value are put; without it they cannot be written.
+        arrays: Receives the value's arrays; None if arrays are not allowed.
 
     Raises:
-        DataError: Some part is of another type, nested too deeply, or a tuple or set holds itself.
+        DataError: Some part has another type or is nested too deeply, or a tuple or set contains itself.
     """
     return _Writer(arrays).value(value, 0)
 
 
 def decode(data: Any, arrays: Sequence[Array] = ()) -> Any:
-    """The value that :func:`encode` was given, in containers of its own.
+    """Converts the data of :func:`encode` back to the value, in new containers.
 
     Raises:
-        DataError: The data is no such value, or names an enum that this process has not loaded.
+        DataError: The data is malformed, or names an enum that this process has not loaded.
     """
     try:
         return _Reader(arrays).value(data)
     except DataError:
         raise
     except Exception as error:
-        raise DataError(f"the data cannot be read ({type(error).__name__}: {error})") from error
+        raise DataError(f"the data is malformed ({type(error).__name__}: {error})") from error
 
 
 def require_json(data: Any) -> Any:
-    """The data as it comes back from JSON.
+    """Writes the data as JSON and returns what reading it gives.
 
     Raises:
-        DataError: Something else comes back, or JSON cannot hold it.
+        DataError: JSON cannot represent the data, or changes it.
     """
     try:
-        again = json.loads(json.dumps(data, allow_nan=False))
+        reread = json.loads(json.dumps(data, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
-        raise DataError(f"JSON cannot hold it ({error})") from error
-    if again != data:
-        raise DataError("it comes back from JSON as something else; tuples and keys other than texts do")
-    return again
+        raise DataError(f"JSON cannot represent it ({error})") from error
+    if reread != data:
+        raise DataError("JSON does not preserve it; use lists instead of tuples, and str keys in dicts")
+    return reread
 
 
 class _Writer:
     def __init__(self, arrays: list[Array] | None) -> None:
         self._arrays = arrays
         self._slots: dict[int, int] = {}
-        self._begun: dict[int, int] = {}
+        self._started: dict[int, int] = {}
         self._open: set[int] = set()
 
     def value(self, value: Any, depth: int) -> Any:
@@ -94,14 +94,14 @@ class _Writer:
             return self._array(value)
         if type(value) not in (list, tuple, dict, set, frozenset):
             return write_scalar(value)
-        if id(value) not in self._begun:
+        if id(value) not in self._started:
             if depth >= _DEPTH:
                 raise DataError(f"it holds containers nested more than {_DEPTH} deep")
-            self._begun[id(value)] = len(self._begun)
+            self._started[id(value)] = len(self._started)
             return self._container(value, depth + 1)
         if id(value) in self._open:
             raise DataError("it holds a tuple that holds itself")
-        return {"same": self._begun[id(value)]}
+        return {"same": self._started[id(value)]}
 
     def _container(self, value: Any, depth: int) -> Any:
         if type(value) is list:
@@ -114,7 +114,7 @@ class _Writer:
             parts = [self.value(part, depth) for part in value]
             self._open.remove(id(value))
             return {"tuple": parts}
-        # In an order that does not depend on how the set came about.
+        # Sorted, so that equal sets give equal data.
         return {type(value).__name__: sorted(map(_write_key, value), key=json.dumps)}
 
     def _array(self, array: Array) -> Any:
@@ -140,10 +140,10 @@ class _Reader:
         if tag == "array":
             return self._arrays[_number(content)]
         if tag == "same":
-            found = self._made[_number(content)]
-            if found is _OPEN:
+            container = self._made[_number(content)]
+            if container is _OPEN:
                 raise DataError("the data holds a tuple that holds itself")
-            return found
+            return container
         return self._container(tag, content) if tag in _TAGS else read_scalar(data)
 
     def _list(self, content: list[Any]) -> list[Any]:
@@ -170,18 +170,18 @@ class _Reader:
 
 def _number(content: Any) -> int:
     if type(content) is not int or content < 0:
-        raise DataError(f"the data has {content!r} where a number is due")
+        raise DataError(f"the data has {content!r} in place of a number")
     return content
 
 
 def _write_key(key: Any) -> Any:
-    """Keys of dicts and members of sets: plain values and tuples of them, which nothing can share."""
+    """Writes a key of a dict or a member of a set: a plain value, or a tuple of them."""
     if type(key) is tuple:
         return {"tuple": [_write_key(part) for part in key]}
     try:
         return write_scalar(key)
     except DataError as error:
-        raise DataError(f"as a key of a dict or in a set {error}") from None
+        raise DataError(f"{error} as a dict key or in a set") from None
 
 
 def _read_key(data: Any) -> Any:

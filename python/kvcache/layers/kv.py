@@ -1,4 +1,4 @@
-"""KVCache and ConcatenateKVCache: keys and values, cut at any token."""
+"""KVCache and ConcatenateKVCache (full-attention layers): keys and values, cut at any token."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class KV:
         return heads, cache.keys.shape[-1], cache.values.shape[-1]
 
     def capacity(self, length: int, remaining: int) -> int:
-        return length - -remaining // 256 * 256  # room in mlx-lm's own steps
+        return length - -remaining // 256 * 256  # mlx-lm grows its buffers in steps of 256
 
     def build(self, cls: type, static: Hashable, arrays: Sequence[Array], length: int) -> Any:  # noqa: ARG002
         cache: Any = cls()
@@ -48,7 +48,7 @@ class KV:
 
 
 class ConcatenateKV(KV):
-    """The offset is read off the buffers at the next update, so there is no room after it."""
+    """The next update reads the offset off the buffers' length, so they get no spare room."""
 
     def capacity(self, length: int, remaining: int) -> int:  # noqa: ARG002
         return length

@@ -1,6 +1,6 @@
-"""The layout of a prompt cache: which classes it has in which order, and what they agree in.
+"""The layout of a prompt cache: the classes of its layers in order, with their parameters.
 
-A layout can be written down for another process (``to_data``) and read back there (``from_data``).
+``to_data`` writes a layout for another process, ``from_data`` reads it back.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SpanLeaf:
-    """One span layer: its class and what its segments look like.
+    """One span layer: its class and the form of its segments.
 
     Attributes:
         cls: The class of cache.
-        static: What two caches must agree in besides the arrays (quantisation).
+        static: What two caches must have in common other than their arrays (quantisation).
         arrays: (heads, width, dtype) of each array.
-        signature: What caches of one model agree in, quantised or not.
-        adapter: How to build it. Not hashed: an adapter of a user's need not be hashable.
+        signature: What all caches of one model's layer have in common, quantised or not.
+        adapter: Builds the cache. Not hashed: a user's adapter may not be hashable.
     """
 
     cls: type
@@ -59,13 +59,13 @@ class SpanLeaf:
 
 @dataclass(frozen=True)
 class ImageLeaf:
-    """One window or state layer. Widths do not distinguish layouts here, since images are whole.
+    """One window or state layer. Array shapes are not compared, since images are stored whole.
 
     Attributes:
         cls: The class of cache.
-        static: What the layer was made with (window size, kept tokens).
-        signature: What caches of one model agree in.
-        adapter: How to build it. Not hashed, as above; compared, since its images are for it alone.
+        static: The layer's parameters (window size, kept tokens).
+        signature: What all caches of one model's layer have in common.
+        adapter: Builds the cache. Not hashed, as above; compared, since only it can read its images.
     """
 
     cls: type
@@ -78,13 +78,13 @@ class ImageLeaf:
 
 
 Leaf = SpanLeaf | ImageLeaf
-# A leaf's number, or the members of a CacheList.
+# The number of a leaf, or the members of a CacheList.
 Shape = int | tuple["Shape", ...]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Leaves in order, and how CacheLists group them."""
+    """The leaves in order, and how CacheLists group them."""
 
     leaves: tuple[Leaf, ...]
     shape: tuple[Shape, ...]
@@ -97,7 +97,7 @@ class Layout:
 
     @cached_property
     def checkpointed(self) -> bool:
-        """Whether it is usable at checkpoints only."""
+        """Whether a stored prefix can be reused only at checkpoints."""
         return len(self.spans) < len(self.leaves)
 
     @cached_property
@@ -111,7 +111,7 @@ class Layout:
         return sum(len(leaf.arrays) for leaf in self.spans)
 
     def mismatch(self, other: Layout) -> str:
-        """Why the other cannot be of the same model; empty where it can."""
+        """Says why the other layout cannot belong to the same model; empty if it can."""
         if len(self.leaves) != len(other.leaves) or _sizes(self.shape) != _sizes(other.shape):
             return f"{len(other.leaves)} layer caches where the namespace holds {len(self.leaves)}"
         for number, (mine, theirs) in enumerate(zip(self.leaves, other.leaves, strict=True)):
@@ -123,15 +123,15 @@ class Layout:
         return ""
 
     def group(self, caches: list[Any]) -> list[Any]:
-        """The leaves' caches put into CacheLists as they came out of them."""
+        """Groups the leaves' caches into CacheLists as in the original prompt cache."""
         return [_place(shape, caches, self.list_cls) for shape in self.shape]
 
     def to_data(self) -> dict[str, Any]:
-        """The layout as JSON-able data, classes by their full name. Equal layouts give equal data.
+        """The layout as JSON-able data, with classes by full name. Equal layouts give equal data.
 
         Raises:
-            Refusal: ``unsupported_layer``: a class that is neither mlx-lm's nor registered, or a value of
-                an adapter's that JSON cannot hold.
+            Refusal: ``unsupported_layer``: a class is neither mlx-lm's nor registered, or an adapter returned
+                a value that cannot be written.
         """
         return {
             "leaves": [leaf.to_data() for leaf in self.leaves],
@@ -141,11 +141,11 @@ class Layout:
 
     @classmethod
     def from_data(cls, data: Any) -> Layout:
-        """The layout that :meth:`to_data` wrote, here or in another process.
+        """Reads a layout that :meth:`to_data` wrote in this or another process.
 
         Raises:
-            Refusal: ``unsupported_layer``: a class that is not registered here, or is registered as
-                another kind; or data of another form.
+            Refusal: ``unsupported_layer``: a class is not registered here or is registered as another kind,
+                or the data is malformed.
         """
         try:
             leaves = tuple(map(_leaf, data["leaves"]))
@@ -155,7 +155,7 @@ class Layout:
             raise
         except Exception as error:
             raise Refusal(
-                "unsupported_layer", f"a layout cannot be read ({type(error).__name__}: {error})"
+                "unsupported_layer", f"the layout is malformed ({type(error).__name__}: {error})"
             ) from error
 
 
@@ -164,7 +164,7 @@ def _common(leaf: Leaf) -> dict[str, Any]:
     try:
         return {"class": name, "static": encode(leaf.static), "signature": encode(leaf.signature)}
     except DataError as error:
-        raise Refusal("unsupported_layer", f"a layer of {name} cannot be written down: {error}") from error
+        raise Refusal("unsupported_layer", f"a layer of {name} cannot be written as data: {error}") from error
 
 
 def _leaf(data: Any) -> Leaf:
@@ -179,7 +179,7 @@ def _leaf(data: Any) -> Leaf:
         return SpanLeaf(cls, static, arrays, signature, adapter)
     raise Refusal(
         "unsupported_layer",
-        f"{data['class']} is registered as another kind here than where the layout was written ({kind})",
+        f"{data['class']} is registered as another kind here; where the layout was written it was {kind!r}",
     )
 
 
@@ -191,16 +191,16 @@ def _shape(data: Any, leaves: int) -> Shape:
     if isinstance(data, list):
         return tuple(_shape(member, leaves) for member in data)
     if type(data) is not int or not 0 <= data < leaves:
-        raise ValueError(f"{data!r} is no number of a layer")
+        raise ValueError(f"{data!r} is not the number of a layer")
     return data
 
 
-# No closure that calls itself: it would be a reference cycle around the caller's caches.
+# Not a recursive closure, which would be a reference cycle around the caller's caches.
 def _place(shape: Shape, caches: list[Any], list_cls: type | None) -> Any:
     if isinstance(shape, int):
         return caches[shape]
     if list_cls is None:
-        raise InternalError("a layout with members lacks the class of list that groups them")
+        raise InternalError("a layout with nested members has no list class to group them")
     return list_cls(*(_place(member, caches, list_cls) for member in shape))
 
 
@@ -209,7 +209,7 @@ def _sizes(shape: Shape) -> Any:
 
 
 def _agree(mine: tuple[Hashable, ...], theirs: tuple[Hashable, ...]) -> bool:
-    """Equal where both know: None is a state that had not been computed yet."""
+    """Whether known values are equal; None is an array that was not computed yet."""
     if len(mine) != len(theirs):
         return False
     return all(a == b or a is None or b is None for a, b in zip(mine, theirs, strict=True))

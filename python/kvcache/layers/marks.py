@@ -1,12 +1,12 @@
-"""Signs by which a session sees that layer caches have not been touched since it looked last.
+"""Marks: detect whether layer caches have been touched since a session last looked.
 
-An exception may leave a forward pass anywhere: between two layers, and between a layer's rows and
-its offset. No count shows that. But nearly every step of an update puts another array or another
-number into the layer, and what a session noted is then no longer there.
+An exception can interrupt a forward pass anywhere, even between writing a layer's rows and advancing its
+offset. Counters do not show that. But almost every step of an update replaces an array or a number in the
+layer, so comparing them with those seen earlier reveals it.
 
-The one exception is a rotating window that is full: it writes a row in place, by an assignment to a
-slice of the same array object, before it counts it. The slice ends at ``_idx + tokens``, so a
-:class:`~kvcache.layers.numbers.Mark` in place of that number sees the addition.
+The exception is a full rotating window. It writes a row in place, by assigning to a slice of the same array
+object, before it counts the row. The slice ends at ``_idx + tokens``, so a
+:class:`~kvcache.layers.numbers.Mark` in place of that number detects the addition.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _INDEX = "_idx"
 
 
 class Marks:
-    """What all layers of a prompt cache were when they were looked at.
+    """The state of all layers of a prompt cache at one point in time.
 
-    Holds no array: what a caller drops is free.
+    References arrays only weakly, so what the caller drops is freed.
     """
 
     def __init__(self, prompt: Prompt) -> None:
@@ -46,7 +46,7 @@ class Marks:
         self._layers = _look(prompt)
 
     def hold(self, prompt: Prompt) -> bool:
-        """Whether no update of any layer has begun since, as far as can be seen."""
+        """Whether no update of any layer appears to have begun since."""
         now = _look(prompt)
         if len(now) != len(self._layers):
             return False
@@ -82,7 +82,7 @@ def _look_into(adapter: Adapter, cache: Any, parts: list[Any]) -> None:
         for value in vars(cache).values():
             _walk(value, parts)
     else:
-        # Only its adapter knows what it keeps.
+        # Without a __dict__, only the adapter can read it.
         parts.append(adapter.offset(cache))
         arrays = adapter.arrays(cache) if isinstance(adapter, SpanAdapter) else adapter.image(cache).arrays
         parts.extend(map(weakref.ref, arrays))

@@ -1,4 +1,4 @@
-"""Numbers that are read off a caller's layer caches."""
+"""Numbers read off a caller's layer caches."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from kvcache.arguments import shown
 from kvcache.layers.base import Refusal
 
 
 class Mark(int):
-    """An int that notes that something was added to it. Copies of it are plain ints.
+    """An int that records whether it was used in an addition. Its copies are plain ints.
 
     Attributes:
         used: Whether it was.
@@ -29,18 +30,18 @@ class Mark(int):
         return int, (int(self),)
 
 
-def whole(value: Any, what: str, cache: Any, *, reason: str = "unsupported_layer", least: int = 0) -> int:
-    """A whole number of any type: a Python, numpy or mlx integer, or a float without a fraction.
+def whole(value: Any, name: str, cache: Any, *, reason: str = "unsupported_layer", least: int = 0) -> int:
+    """Converts a whole number to an int: a Python, numpy or mlx integer, or a float without a fraction.
 
     Args:
-        value: As read.
-        what: Its name, for the sentence.
+        value: The value read.
+        name: Its name, for the message.
         cache: The layer cache that it was read from.
-        reason: Of the refusal.
-        least: The smallest that makes sense.
+        reason: The reason of the refusal.
+        least: The smallest valid value.
 
     Raises:
-        Refusal: A fraction, NaN, a text, a bool, or less than ``least``.
+        Refusal: A fraction, NaN, a str, a bool, or less than ``least``.
     """
     number = value
     if type(number) is not int:
@@ -55,6 +56,7 @@ def whole(value: Any, what: str, cache: Any, *, reason: str = "unsupported_layer
     if number is None or number < least:
         raise Refusal(
             reason,
-            f"{what} of a {type(cache).__name__} must be a whole number of at least {least}, found {value!r}",
+            f"{name} of a {type(cache).__name__} must be a whole number of at least {least}, "
+            f"found {shown(value)}",
         )
     return int(number)

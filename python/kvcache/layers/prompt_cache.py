@@ -1,4 +1,4 @@
-"""A caller's prompt cache, read: its layout, its length, and views of what is to be copied."""
+"""Reads a caller's prompt cache: its layout, its length, and views of the arrays to copy."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
 
 class Prompt:
-    """The layer caches of one sequence, flattened. Changes nothing; copies nothing.
+    """The layer caches of one sequence, flattened. Neither changes nor copies anything.
 
-    It is for one store: what it has read once it does not read again.
+    An instance serves one store and caches what it reads.
 
     Raises:
-        TypeError: The prompt cache is no list.
+        TypeError: The prompt cache is not a list.
         Refusal: Some layer cannot be stored.
     """
 
     def __init__(self, prompt_cache: Any) -> None:
         if not isinstance(prompt_cache, list | tuple):
             raise TypeError(
-                "prompt_cache must be a list of layer caches as make_prompt_cache gives, "
+                "prompt_cache must be a list of layer caches, as from make_prompt_cache, "
                 f"found {type(prompt_cache).__name__}"
             )
         self.caches: list[Any] = []
@@ -52,7 +52,7 @@ class Prompt:
 
     def _flatten(self, cache: Any) -> Shape:
         cls = type(cache)
-        # A model whose layers share KV has one object at several places: it is one leaf.
+        # Layers that share KV have the same cache object in several places: it is one leaf.
         if id(cache) in self._numbers:
             return self._numbers[id(cache)]
         if is_list(cls):
@@ -60,7 +60,8 @@ class Prompt:
             return tuple(self._flatten(member) for member in cache.caches)
         if is_batched(cls):
             raise Refusal(
-                "batched", f"{cls.__name__} holds several sequences; store what its extract() gives"
+                "batched",
+                f"{cls.__name__} holds several sequences; store each one that its extract() returns",
             )
         self.caches.append(cache)
         self.adapters.append(adapter_of(cls))
@@ -77,51 +78,55 @@ class Prompt:
         """Whether some layer counts its tokens."""
         return any(offset is not None for offset in self.offsets)
 
-    def length(self, tokens: int, asked: int | None) -> int:
-        """How many tokens of a key of ``tokens`` this cache is to be stored for.
+    def length(self, tokens: int, requested: int | None) -> int:
+        """How many tokens of a key of ``tokens`` to store.
 
-        The layers' common offset; ``asked`` where the caller says so and every layer can be cut
-        there. Where no layer knows an offset, ``asked``, and without it all of the key for now: only
-        a layer of another rank can say whether that is right.
+        The layers' common offset, or ``requested`` if every layer can be cut there. If no layer knows its
+        offset, ``requested``; without it the whole key for now, since in a group a layer of another rank may
+        know the length.
 
         Raises:
             Refusal: ``offset_mismatch``, ``key_too_short`` or ``empty``.
         """
         known = [offset for offset in self.offsets if offset is not None]
         if not self.caches or (known and not any(known)):
-            raise Refusal("empty", "the prompt cache holds no tokens")
+            raise Refusal("empty", "the prompt cache holds no tokens; run the model on it before the store")
         if known:
             low, high = min(known), max(known)
         else:
-            low = high = tokens if asked is None else asked
-        if asked is not None:
-            if asked > low or (asked < high and not self.spans_only):
-                can = (
-                    f"every layer can be cut at up to {low}"
-                    if self.spans_only
-                    else "this cache cannot be cut"
+            low = high = tokens if requested is None else requested
+        if requested is not None:
+            if requested > low or (requested < high and not self.spans_only):
+                limit = f"can be cut only up to {low}" if self.spans_only else "cannot all be cut"
+                raise Refusal(
+                    "offset_mismatch",
+                    f"length={requested} was requested, but the layers have offsets from {low} to {high} and "
+                    f"{limit}",
                 )
-                raise Refusal("offset_mismatch", f"length={asked} asked, but {can} (offsets {low} to {high})")
-            low = high = asked
+            low = high = requested
         if low != high:
             raise Refusal(
                 "offset_mismatch",
-                f"the layers are out of step: offsets from {low} to {high}; say length= to cut span layers",
+                f"the layers are out of step, with offsets from {low} to {high}; pass length= to cut "
+                "full-attention layers",
             )
         if low > tokens:
-            raise Refusal("key_too_short", f"{tokens} tokens are too few for a cache that holds {low}")
+            raise Refusal(
+                "key_too_short",
+                f"{tokens} tokens are too few for a cache that holds {low}; pass all tokens that were run",
+            )
         if low == 0:
-            raise Refusal("empty", "the prompt cache holds no tokens")
+            raise Refusal("empty", "no tokens to store: the key is empty or length is 0")
         return low
 
     def layout(self) -> Layout:
-        """Raises ``Refusal`` for a batch or for arrays that are no KV."""
+        """The layers' layout. Raises ``Refusal`` for a batch, or for arrays that cannot be KV."""
         pairs = zip(self.adapters, self.caches, strict=True)
         leaves = tuple(_leaf(adapter, cache) for adapter, cache in pairs)
         return Layout(leaves, self._shape, self._list_cls)
 
     def images(self) -> list[Image]:
-        """The window and state layers, in order; read once. Raises ``Refusal`` where one cannot be copied."""
+        """The window and state layers in order; read once. Raises ``Refusal`` if one cannot be copied."""
         if self._images is None:
             pairs = zip(self.adapters, self.caches, strict=True)
             self._images = [
@@ -130,27 +135,27 @@ class Prompt:
         return self._images
 
     def forget_images(self) -> None:
-        """Lets go of the images' arrays: those that are computed are as large as their copies."""
+        """Releases the images' arrays; computed ones are as large as their copies."""
         for image in self._images or ():
             image.arrays.clear()
         self._images = None
 
     def arrays(self) -> list[Array]:
-        """All that a store may copy, as the caller's own arrays: evaluating them makes no copies."""
-        found: list[Array] = []
+        """The caller's own arrays that a store may copy; evaluating them makes no copies."""
+        arrays: list[Array] = []
         images = iter(self.images())
         for adapter, cache in zip(self.adapters, self.caches, strict=True):
             if isinstance(adapter, SpanAdapter):
-                found += adapter.arrays(cache)
+                arrays += adapter.arrays(cache)
                 continue
             image = next(images)
-            found += [cache.keys, cache.values] if isinstance(adapter, Window) else image.arrays
-        return found
+            arrays += [cache.keys, cache.values] if isinstance(adapter, Window) else image.arrays
+        return arrays
 
     def require_rebuild(self) -> None:
-        """Builds each layer of a class that is not mlx-lm's own once, around arrays that are never computed.
+        """Builds each layer that is not of mlx-lm's own class once, with arrays that are never computed.
 
-        What cannot be built would be stored, and then fail at every fetch.
+        Otherwise a layer that cannot be built would be stored, and every fetch of it would fail.
 
         Raises:
             Refusal: ``unsupported_layer``.
@@ -162,7 +167,7 @@ class Prompt:
                 _require_rebuild(adapter, cache, offset or 0, image)
 
     def clear(self) -> None:
-        """Lets go of all arrays: the prompt cache was donated."""
+        """Releases all arrays of a donated prompt cache."""
         self.forget_images()
         for adapter, cache in zip(self.adapters, self.caches, strict=True):
             adapter.clear(cache)
@@ -183,20 +188,20 @@ def _require_rebuild(adapter: Adapter, cache: Any, offset: int, image: Image | N
             adapter.build(cls, static, views, offset)
             return
         if image is None:
-            raise InternalError("a layer that is kept whole came without its image")
+            raise InternalError("a window or state layer came without its image")
         copies = [detach(array) for array in image.arrays]
-        # As another process would read it.
+        # Passed through JSON, as another process would read it.
         meta = require_json(image.meta)
         copy = adapter.build(cls, static, meta, list(copies), None)
         if isinstance(adapter, Opaque):
             after, arrays = snapshot(copy)
             same = len(copies) == len(arrays) and all(map(operator.is_, copies, arrays))
             if not same or json.dumps(after) != json.dumps(meta):
-                raise unsupported(cls, "a copy of it does not keep the same")
+                raise unsupported(cls, "a copy does not hold the same values")
     except (Refusal, InternalError):
         raise
     except Exception as error:
-        raise unsupported(cls, f"it cannot be built again ({type(error).__name__}: {error})") from error
+        raise unsupported(cls, f"building a copy failed ({type(error).__name__}: {error})") from error
 
 
 def _leaf(adapter: Adapter, cache: Any) -> Leaf:
@@ -210,8 +215,8 @@ def _leaf(adapter: Adapter, cache: Any) -> Leaf:
             found = type(buffer).__name__ if shape is None else f"arrays of shape {shape}"
             raise Refusal(
                 "unsupported_layer",
-                f"{cls.__module__}.{cls.__qualname__} holds {found}; "
-                "a span layer's arrays are (1, heads, tokens, width)",
+                f"{cls.__module__}.{cls.__qualname__} holds {found}; arrays of a full-attention (span) layer "
+                "must have the shape (1, heads, tokens, width)",
             )
         if shape[0] != 1:
             require_single(buffers, cls)

@@ -1,4 +1,4 @@
-"""QuantizedKVCache: keys and values are three arrays each (packed, scales, biases)."""
+"""QuantizedKVCache (full-attention layers): keys and values, three arrays each (packed, scales, biases)."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ if TYPE_CHECKING:
 
 
 class QuantizedKV(KV):
-    """The parts come as tuples or lists, since ``mx.quantize`` returns a list."""
+    """Keys and values are tuples, or lists as ``mx.quantize`` returns them."""
 
     def arrays(self, cache: Any) -> list[Array]:
         return [*cache.keys, *cache.values]
 
     def static(self, cache: Any) -> Hashable:
-        return self._figures(cache)
+        return self._quantization(cache)
 
-    def _figures(self, cache: Any) -> tuple[int, int]:
+    def _quantization(self, cache: Any) -> tuple[int, int]:
         group_size = whole(cache.group_size, "group_size", cache, least=1)
         return group_size, whole(cache.bits, "bits", cache, least=1)
 
     def signature(self, cache: Any) -> tuple[Hashable, ...]:
-        group_size, bits = self._figures(cache)
+        group_size, bits = self._quantization(cache)
         widths = []
         for packed, scales, *_ in (cache.keys, cache.values):
             width = scales.shape[-1] * group_size
             if packed.shape[-1] * 32 != width * bits:
                 raise Refusal(
                     "unsupported_layer",
-                    f"a {type(cache).__name__} says {bits} bits in groups of {group_size}, but its arrays "
-                    f"are {packed.shape[-1]} and {scales.shape[-1]} wide",
+                    f"a {type(cache).__name__} claims {bits} bits in groups of {group_size}, but its packed "
+                    f"values are {packed.shape[-1]} wide and its scales {scales.shape[-1]}",
                 )
             widths.append(width)
         return cache.keys[0].shape[1], *widths

@@ -1,4 +1,4 @@
-"""ArraysCache (recurrent layers) and every unknown class: the whole state, copied."""
+"""ArraysCache (recurrent layers) and unknown classes: the whole state is copied."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class Arrays:
-    """Mamba, gated delta nets, RWKV: a list of states that no token can be cut out of."""
+    """Mamba, gated delta nets, RWKV: a list of states, from which no token can be removed."""
 
     def offset(self, cache: Any) -> int | None:
-        """0 before the first pass; afterwards it knows none."""
+        """0 before the first pass, unknown afterwards."""
         return 0 if all(array is None for array in cache.cache) else None
 
     def static(self, cache: Any) -> Hashable:
@@ -31,12 +31,12 @@ class Arrays:
 
     def image(self, cache: Any) -> Image:
         cls, slots = type(cache), list(cache.cache)
-        held = [array for array in slots if array is not None]
-        require_single(held, cls)
-        extra = [cache.left_padding, cache.lengths]
-        more = [array for array in extra if array is not None]
-        require_single(more, cls)
-        return Image(held + more, {"present": [array is not None for array in (*slots, *extra)]})
+        states = [array for array in slots if array is not None]
+        require_single(states, cls)
+        padding = [cache.left_padding, cache.lengths]
+        paddings = [array for array in padding if array is not None]
+        require_single(paddings, cls)
+        return Image(states + paddings, {"present": [array is not None for array in (*slots, *padding)]})
 
     def build(
         self,
@@ -47,8 +47,8 @@ class Arrays:
         length: int | None,  # noqa: ARG002 - never trimmable
     ) -> Any:
         (count,) = cast("tuple[int]", static)
-        left = iter(arrays)
-        values = [next(left) if there else None for there in meta["present"]]
+        remaining = iter(arrays)
+        values = [next(remaining) if present else None for present in meta["present"]]
         cache: Any = cls(count)
         cache.cache = values[:count]
         cache.left_padding, cache.lengths = values[count:]
@@ -59,10 +59,10 @@ class Arrays:
 
 
 def _widths(array: Array | None) -> Hashable:
-    """What stays the same however many tokens were run.
+    """The dimensions that do not depend on how many tokens were run.
 
-    Integers are the last tokens themselves, and fewer of them while there are no more. A
-    convolution may keep fewer rows then, too; they are on the second axis of three.
+    Integer arrays hold the last token ids, and fewer of them early on. A convolution may then hold fewer
+    rows, too; those are the second of three axes.
     """
     if array is None or not mx.issubdtype(array.dtype, mx.floating):
         return None
@@ -70,10 +70,10 @@ def _widths(array: Array | None) -> Hashable:
 
 
 class Opaque:
-    """A class that nothing is known about: all it keeps is copied, arrays and all.
+    """An unknown class: all its attributes and arrays are copied.
 
-    Its own ``state`` and ``from_state`` are not trusted with that: those of some classes forget
-    a trim, fail when empty, or do not exist.
+    Its own ``state`` and ``from_state`` are not used: in some classes they forget a trim, fail on an empty
+    cache, or do not exist.
     """
 
     def offset(self, cache: Any) -> int | None:
@@ -91,7 +91,7 @@ class Opaque:
     def image(self, cache: Any) -> Image:
         meta, arrays = snapshot(cache)
         if not arrays:
-            raise unsupported(type(cache), "no arrays were found in it")
+            raise unsupported(type(cache), "it holds no arrays")
         return Image(arrays, meta)
 
     def build(
@@ -105,11 +105,11 @@ class Opaque:
         return rebuild(cls, meta, arrays)
 
     def clear(self, cache: Any) -> None:
-        """A class not known may not stand being emptied: its arrays go with the object."""
+        """Does nothing: an unknown class may not work once emptied. Its arrays are freed with the object."""
 
 
 class Latents(Opaque):
-    """deepseek_v41's LayerCache: a window and compressed latents, all ``(1, tokens, width)``."""
+    """deepseek_v41's LayerCache: a window and compressed latents, each ``(1, tokens, width)``."""
 
     def signature(self, cache: Any) -> tuple[Hashable, ...]:
         return tuple(

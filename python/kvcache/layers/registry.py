@@ -1,6 +1,6 @@
-"""Which adapter serves which class of layer cache, and which class a name written down means.
+"""The registry of layer caches: the adapter of each class, and the class of each written name.
 
-mlx-lm's own classes are known by their full name, so that looking one up imports nothing.
+mlx-lm's classes are listed by full name, so a lookup imports nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import inspect
 from importlib import import_module
 from typing import Final, Literal
 
+from kvcache.arguments import shown
 from kvcache.errors import ConfigError
 from kvcache.layers.base import ImageAdapter, Refusal, SpanAdapter
 from kvcache.layers.kv import KV, ConcatenateKV
@@ -36,27 +37,25 @@ _registered: dict[type, Adapter] = {}
 
 
 def register(cls: type, kind: Literal["span", "state"] | Adapter) -> None:
-    """Says how caches of a third-party class are kept.
+    """Registers a third-party class of layer cache.
 
-    It also gives the class its name, ``module.qualname``: what is written down for another process is
-    read back there once a class is registered under the same name. Data never makes a process import
-    anything.
+    Registering also makes its name, ``module.qualname``, known: data written by another process can be read
+    once a class is registered under the same name. Reading data never imports anything.
 
     Args:
-        cls: The class itself; subclasses are registered separately.
-        kind: ``"span"``: it has ``keys``, ``values`` of shape ``(1, heads, tokens, width)`` and
-            ``offset``, is made by ``cls()``, and can be cut at any token, like mlx-lm's KVCache.
-            ``"state"``: it is copied whole into checkpoints, attribute by attribute, which is
-            what happens to an unknown class as well. Or an object of your own that fulfils
-            ``SpanAdapter`` or ``ImageAdapter`` (``kvcache.layers``): the images of the latter are
-            arrays and JSON-able data, of which its ``build`` makes a cache.
+        cls: The class itself; register subclasses separately.
+        kind: ``"span"`` for a full-attention layer that can be cut at any token, like mlx-lm's KVCache: it
+            has ``keys`` and ``values`` of shape ``(1, heads, tokens, width)`` and an ``offset``, and
+            ``cls()`` makes an empty one. ``"state"`` for a layer that is copied whole into checkpoints,
+            attribute by attribute, which is also the default for an unknown class. Or an adapter that
+            implements ``SpanAdapter`` or ``ImageAdapter`` of ``kvcache.layers``.
 
     Raises:
-        TypeError: ``cls`` is no class.
-        ConfigError: ``kind`` is none of these, or an adapter whose methods do not fit.
+        TypeError: ``cls`` is not a class.
+        ConfigError: ``kind`` is none of these, or an adapter whose methods have the wrong parameters.
     """
     if not isinstance(cls, type):
-        raise TypeError(f"register needs a class, found {type(cls).__name__}")
+        raise TypeError(f"register takes a class of layer cache, found {type(cls).__name__}; pass the class")
     if kind == "span":
         _registered[cls] = _SPAN
     elif kind == "state":
@@ -67,7 +66,7 @@ def register(cls: type, kind: Literal["span", "state"] | Adapter) -> None:
 
 def _checked(adapter: Adapter) -> Adapter:
     if isinstance(adapter, type):
-        raise ConfigError(f"register needs an adapter, found the class {adapter.__name__}: pass an instance")
+        raise ConfigError(f"kind must be an adapter, found the class {adapter.__name__}; pass an instance")
     name = type(adapter).__name__
     takes: tuple[str, ...]
     if isinstance(adapter, SpanAdapter):
@@ -76,11 +75,11 @@ def _checked(adapter: Adapter) -> Adapter:
         takes = "cls", "static", "meta", "arrays", "length"
     elif hasattr(adapter, "image") and not hasattr(adapter, "build"):
         raise ConfigError(
-            f"{name} has image() but no build(): an Image holds arrays and JSON-able meta, no function, and "
-            "build(cls, static, meta, arrays, length) makes a cache of them"
+            f"{name} has image() but no build(); add build(cls, static, meta, arrays, length), which makes a "
+            "cache from an image's arrays and meta"
         )
     else:
-        raise ConfigError(f"kind must be 'span', 'state' or an adapter, found {adapter!r}")
+        raise ConfigError(f"kind must be 'span', 'state' or an adapter, found {shown(adapter)}")
     try:
         inspect.signature(adapter.build).bind(*takes)
     except TypeError as error:
@@ -89,64 +88,64 @@ def _checked(adapter: Adapter) -> Adapter:
 
 
 def adapter_of(cls: type) -> Adapter:
-    """The adapter for caches of exactly this class; an unknown class is kept whole."""
+    """The adapter for caches of exactly this class; an unknown class is copied whole."""
     return _registered.get(cls) or _KNOWN.get(_name(cls)) or _OPAQUE
 
 
 def is_known(cls: type) -> bool:
-    """Whether it is a class of mlx-lm that is kept as this package says."""
+    """Whether this package's own adapter handles this class of mlx-lm."""
     return cls not in _registered and _name(cls) in _KNOWN
 
 
 def is_list(cls: type) -> bool:
-    """Whether it is mlx-lm's CacheList, which is looked into member by member."""
+    """Whether it is mlx-lm's CacheList, whose members are read one by one."""
     return _name(cls) == _LIST
 
 
 def is_batched(cls: type) -> bool:
-    """Whether it is one of mlx-lm's caches for several sequences at once."""
+    """Whether it is one of mlx-lm's caches for a batch of sequences."""
     return _name(cls) in _BATCHED
 
 
 def class_name(cls: type) -> str:
-    """The name to write down for a class of layer cache.
+    """The name under which a class of layer cache is written.
 
     Raises:
-        Refusal: ``unsupported_layer``: the name would not lead back to the class.
+        Refusal: ``unsupported_layer``: the name would not be read back as this class.
     """
     name = _name(cls)
-    found = class_named(name)
-    if found is not cls:
+    if class_named(name) is not cls:
         raise Refusal(
-            "unsupported_layer", f"two classes are called {name}; the other one is meant by the name"
+            "unsupported_layer",
+            f"two classes are called {name} and the name means the other one; register this one after it",
         )
     return name
 
 
 def class_named(name: str) -> type:
-    """The class of layer cache that was written down under this name.
+    """The class of layer cache that was written under this name.
 
-    A registered class, or one of mlx-lm's from a fixed list: no other name imports anything.
+    Only registered classes and a fixed list of mlx-lm's are found; no other name imports anything.
 
     Raises:
-        Refusal: ``unsupported_layer``: no such class.
+        Refusal: ``unsupported_layer``: there is no such class.
     """
-    # The last one registered under a name has it: its module may have been loaded again.
+    # The class registered last wins: its module may have been reloaded.
     registered = {_name(cls): cls for cls in _registered}
     if name in registered:
         return registered[name]
     if name not in _KNOWN and name != _LIST:
         raise Refusal(
             "unsupported_layer",
-            f"no layer class is registered as {name}: import it and call kvcache.layers.register before its "
-            "layers are written or read",
+            f"no layer class is registered as {name}; import it and call kvcache.layers.register before "
+            "writing or reading its layers",
         )
     module, _, short = name.rpartition(".")
     try:
-        found: type = getattr(import_module(module), short)
+        cls: type = getattr(import_module(module), short)
     except (ImportError, AttributeError) as error:
-        raise Refusal("unsupported_layer", f"{name} is not in the mlx-lm installed here ({error})") from error
-    return found
+        raise Refusal("unsupported_layer", f"the installed mlx-lm has no {name} ({error})") from error
+    return cls
 
 
 def _name(cls: type) -> str:

@@ -1,4 +1,4 @@
-"""Plain values that JSON does not have, as data; :mod:`kvcache.layers.data` has the table."""
+"""Writes plain values that JSON lacks as data; the table is in :mod:`kvcache.layers.data`."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 _DTYPES: Final = {
     str(value).rpartition(".")[2]: value for value in vars(mx).values() if isinstance(value, mx.Dtype)
 }
-# Longer ones are slow to read as decimals, and Python refuses the longest.
+# Longer ints are slow to parse as decimals, and Python refuses very long ones.
 _INT_BITS: Final = 63
-# Kinds of numpy scalars that are nothing but their bytes.
-_BYTES: Final = "biufcmM"
+# numpy's kinds of scalars that consist of their bytes only.
+_BYTE_KINDS: Final = "biufcmM"
 
 
 class DataError(ValueError):
-    """A value that cannot be written as data, or data that cannot be read: a clause that says why."""
+    """A value that cannot be written as data, or data that cannot be read; the message is a clause."""
 
 
 def write_scalar(value: Any) -> Any:
-    """Raises ``DataError`` for a value of another type; subclasses of plain types may keep more."""
+    """Converts a plain value to data. Raises ``DataError`` for other types; subclasses may hold more."""
     if value is None or type(value) in (bool, str):
         return value
     write = _WRITERS.get(type(value))
@@ -46,32 +46,32 @@ def write_scalar(value: Any) -> Any:
 
 
 def read_scalar(data: Any) -> Any:
-    """The value that :func:`write_scalar` was given. Raises ``DataError`` where it is none."""
+    """Converts the data of :func:`write_scalar` back. Raises ``DataError`` if it is malformed."""
     if type(data) is not dict:
         return data
     tag, content = tagged(data)
     if tag not in _READERS:
-        raise DataError(f"the data has a kind of value that is not known here: {tag!r}")
+        raise DataError(f"the data has an unknown kind of value, {tag!r}")
     return _READERS[tag](content)
 
 
 def tagged(data: dict[str, Any]) -> tuple[str, Any]:
-    """The key of an object with one key, and what it holds."""
+    """Splits an object with one key into the key and its value."""
     if len(data) != 1:
-        raise DataError(f"the data has an object of {len(data)} keys where one names its kind")
+        raise DataError(f"the data has an object with {len(data)} keys; it must have one, its kind")
     [(tag, content)] = data.items()
     return tag, content
 
 
 def dtype_name(dtype: mx.Dtype) -> str:
-    """As ``bfloat16``."""
+    """The dtype's name, such as ``bfloat16``."""
     return str(dtype).rpartition(".")[2]
 
 
 def dtype_named(name: str) -> mx.Dtype:
-    """Raises ``DataError`` for a dtype that this version of MLX does not have."""
+    """The dtype of this name. Raises ``DataError`` if this version of MLX does not have it."""
     if name not in _DTYPES:
-        raise DataError(f"MLX has no dtype {name!r} here")
+        raise DataError(f"the installed MLX has no dtype {name!r}")
     return _DTYPES[name]
 
 
@@ -98,39 +98,39 @@ def _read_complex(content: list[Any]) -> complex:
 
 def _write_enum(member: enum.Enum) -> list[Any]:
     cls = type(member)
-    kept = member.value if isinstance(member, enum.Flag) else member.name
-    data = [cls.__module__, cls.__qualname__, write_scalar(kept)]
+    key = member.value if isinstance(member, enum.Flag) else member.name
+    data = [cls.__module__, cls.__qualname__, write_scalar(key)]
     if _read_enum(data) is not member:
-        raise DataError(f"it holds {member!r}, which is another object when it is looked up by its name")
+        raise DataError(f"it holds {member!r}, but looking it up by name gives another object")
     return data
 
 
 def _read_enum(content: list[Any]) -> enum.Enum:
-    module, qualname, kept = content
-    found: Any = sys.modules.get(module)
+    module, qualname, key = content
+    cls: Any = sys.modules.get(module)
     for name in qualname.split("."):
-        # No getattr: a module may import something when it is asked for a name.
-        found = vars(found).get(name) if isinstance(found, ModuleType | type) else None
-    if not (isinstance(found, type) and issubclass(found, enum.Enum)):
+        # Not getattr: a module's __getattr__ may import something.
+        cls = vars(cls).get(name) if isinstance(cls, ModuleType | type) else None
+    if not (isinstance(cls, type) and issubclass(cls, enum.Enum)):
         raise DataError(
-            f"it holds a member of {module}.{qualname}, and no enum of that name is loaded: "
-            "import the module that defines it at its top level"
+            f"it holds a member of {module}.{qualname}, but no enum of that name is loaded; define it at a "
+            "module's top level and import that module"
         )
-    if issubclass(found, enum.Flag):
-        return found(read_scalar(kept))
-    if kept not in found.__members__:
-        raise DataError(f"{module}.{qualname} has no member {kept!r}")
-    return found.__members__[kept]
+    if issubclass(cls, enum.Flag):
+        return cls(read_scalar(key))
+    if key not in cls.__members__:
+        raise DataError(f"{module}.{qualname} has no member {key!r}")
+    return cls.__members__[key]
 
 
 def _write_numpy(value: np.generic) -> list[str]:
     if type(value) is np.str_:
-        # Its own __str__ drops zeros at the end.
+        # Its __str__ drops trailing NUL characters.
         return ["str", "".join(value)]
     if type(value) is np.bytes_:
         return ["bytes", _text(bytes(value))]
-    if value.dtype.kind in _BYTES:
-        # Some types of one size differ in their letter only.
+    if value.dtype.kind in _BYTE_KINDS:
+        # Some types of the same size share a name and differ only in their type code.
         for name in (value.dtype.name, value.dtype.char):
             if np.dtype(name).type is type(value):
                 return [name, _text(value.tobytes())]
@@ -138,17 +138,17 @@ def _write_numpy(value: np.generic) -> list[str]:
 
 
 def _read_numpy(content: list[str]) -> np.generic:
-    name, kept = content
+    name, value = content
     if name == "str":
-        return np.str_(kept)
-    raw = _bytes(kept)
+        return np.str_(value)
+    raw = _bytes(value)
     if name == "bytes":
         return np.bytes_(raw)
     dtype = np.dtype(name)
-    if dtype.kind not in _BYTES or dtype.itemsize != len(raw):
-        raise DataError(f"{len(raw)} bytes are no numpy {name}")
-    found: np.generic = np.frombuffer(raw, dtype)[0]
-    return found
+    if dtype.kind not in _BYTE_KINDS or dtype.itemsize != len(raw):
+        raise DataError(f"{len(raw)} bytes are not a numpy {name}")
+    scalar: np.generic = np.frombuffer(raw, dtype)[0]
+    return scalar
 
 
 _WRITERS: Final[dict[type, Callable[[Any], Any]]] = {

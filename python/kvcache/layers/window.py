@@ -1,6 +1,6 @@
-"""RotatingKVCache and ChunkedKVCache (sliding-window layers): the last tokens only, kept in checkpoints.
+"""RotatingKVCache and ChunkedKVCache (sliding-window layers): the last tokens, stored in checkpoints.
 
-Until a window has dropped its first token, its image serves every shorter length too.
+Until a window drops its first token, its image also serves every shorter length.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Window:
-    """What both windows share: keys, values, offset."""
+    """Keys, values and offset, which both classes have."""
 
     def offset(self, cache: Any) -> int:
         return 0 if cache.keys is None else whole(cache.offset, "offset", cache, reason="offset_mismatch")
@@ -34,7 +34,7 @@ class Window:
         cache.offset = 0
 
     def require_whole(self, cache: Any, rows: int) -> None:
-        """Refuses a batch, too few rows, and the two sides of a broken-off update."""
+        """Refuses a batch, too few rows, and keys and values left at different lengths."""
         sides = [cache.keys, cache.values]
         require_single(sides, type(cache))
         require_rows(sides, rows, type(cache))
@@ -42,13 +42,13 @@ class Window:
         if keys != values:
             raise Refusal(
                 "offset_mismatch",
-                f"{type(cache).__name__} holds {keys} rows of keys and {values} of values: "
-                "an update broke off",
+                f"{type(cache).__name__} holds {keys} rows of keys but {values} of values: an update was "
+                "interrupted",
             )
 
 
 class Rotating(Window):
-    """After a long chunk the buffer holds more rows than the window; the image does not."""
+    """RotatingKVCache. After a long chunk its buffer exceeds the window; the image never does."""
 
     def static(self, cache: Any) -> Hashable:
         return self._sizes(cache)
@@ -58,7 +58,8 @@ class Rotating(Window):
         keep = whole(cache.keep, "keep", cache)
         if keep >= max_size:
             raise Refusal(
-                "unsupported_layer", f"a {type(cache).__name__} keeps {keep} tokens in a window of {max_size}"
+                "unsupported_layer",
+                f"keep of a {type(cache).__name__} must be below its window of {max_size}, found {keep}",
             )
         return max_size, keep
 
@@ -71,12 +72,12 @@ class Rotating(Window):
         if at > rows:
             raise Refusal(
                 "offset_mismatch",
-                f"{type(cache).__name__} is to go on at row {at} of {rows}: an update broke off",
+                f"{type(cache).__name__} would write next at row {at} of {rows}: an update was interrupted",
             )
         if not whole_window and rows > max_size and at != rows:
             raise Refusal(
                 "offset_mismatch",
-                f"{type(cache).__name__} goes on at row {at} of {rows}: it was trimmed after it had "
+                f"{type(cache).__name__} would write next at row {at} of {rows}: it was trimmed after it "
                 "dropped tokens",
             )
         index = offset if whole_window else min(at, max_size)
@@ -86,7 +87,7 @@ class Rotating(Window):
                 return array[..., :offset, :]
             if rows <= max_size:
                 return array
-            # Rows beyond the window follow a chunk that was appended in order.
+            # A buffer longer than the window ends with a chunk that was appended in order.
             last = array[..., rows - (max_size - keep) :, :]
             return mx.concatenate([array[..., :keep, :], last], axis=-2) if keep else last
 
@@ -112,7 +113,7 @@ class Rotating(Window):
 
 
 class Chunked(Window):
-    """Cut at the front as ``maybe_trim_front`` will do before the next forward pass."""
+    """ChunkedKVCache, cut at the front as ``maybe_trim_front`` does before the next forward pass."""
 
     def static(self, cache: Any) -> Hashable:
         return (whole(cache.chunk_size, "chunk_size", cache, least=1),)
@@ -127,11 +128,11 @@ class Chunked(Window):
             )
         valid = offset - first
         if first and valid < chunk_size:
-            # It calls itself trimmable at any time, and speculative decoding takes it at its word.
+            # The class always reports that it is trimmable, and speculative decoding relies on it.
             raise Refusal(
                 "offset_mismatch",
                 f"{type(cache).__name__} holds {valid} tokens of a chunk of {chunk_size}: it was trimmed "
-                "after it had dropped tokens",
+                "after it dropped tokens",
             )
         self.require_whole(cache, valid)
         front = max(0, valid - chunk_size)

@@ -1,4 +1,4 @@
-"""Memory: limits and pressure (what must go) and reclaim (how it comes back)."""
+"""Memory: limits and pressure (how much to free) and reclaim (how to free it)."""
 
 from kvcache.memory.pressure import PressureSource, SystemMemoryPressure
 

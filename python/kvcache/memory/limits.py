@@ -1,4 +1,4 @@
-"""Limits on MLX's memory, resolved for the device at hand."""
+"""Memory limits, resolved for the current device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvcache.sizes import parse_size
 
 
 def device_memory(info: dict[str, Any]) -> int | None:
-    """Bytes that the device recommends to stay under, else all it has; None where it reports neither."""
+    """The device's recommended working set in bytes, else its total memory; None if it reports neither."""
     for name in ("max_recommended_working_set_size", "total_memory", "memory_size"):
         if info.get(name):
             return int(info[name])
@@ -25,21 +25,24 @@ def device_memory(info: dict[str, Any]) -> int | None:
 
 
 def resolve_memory_limit(limit: float | str | None, info: dict[str, Any], system: int) -> int | None:
-    """Bytes of a ``memory_limit``: a size, or a fraction of the device's memory.
+    """Converts a ``memory_limit`` to bytes.
 
     Args:
-        limit: An int or a text is a size; a float from 0 to 1 is a fraction.
-        info: What ``mx.device_info`` reports.
+        limit: An int or a str is a size; a float above 0 and up to 1 is a fraction of the device's memory.
+        info: The result of ``mx.device_info``.
         system: The machine's memory in bytes, for devices that report none.
 
     Raises:
-        ConfigError: Neither a size nor a fraction.
+        ConfigError: ``limit`` is neither a size nor a fraction.
     """
     if limit is None:
         return None
     if isinstance(limit, float):
         if not 0 < limit <= 1:
-            raise ConfigError(f"memory_limit as a fraction must be above 0 and up to 1, found {limit}")
+            raise ConfigError(
+                f"memory_limit as a float is a fraction and must be above 0 and up to 1, found {limit}; pass "
+                "an int for bytes"
+            )
         return int((device_memory(info) or system) * limit)
     if isinstance(limit, str) and limit.rstrip().endswith("%"):
         raise ConfigError(f"memory_limit must be a size like '24GB' or a fraction like 0.8, found {limit!r}")
@@ -47,9 +50,9 @@ def resolve_memory_limit(limit: float | str | None, info: dict[str, Any], system
 
 
 def resolve_max_buffers(limit: int | None, info: dict[str, Any]) -> int | None:
-    """The number of arrays to stay under: 80 % of what the device can have, where it says so.
+    """The maximum number of arrays; by default 80 % of the device's resource limit, if it reports one.
 
-    MLX aborts the process at the device's resource limit (499,000 live buffers on Metal).
+    MLX aborts the process at that limit (499,000 live buffers on Metal).
     """
     if limit is None:
         resources = info.get("resource_limit")
@@ -59,13 +62,13 @@ def resolve_max_buffers(limit: int | None, info: dict[str, Any]) -> int | None:
 
 @dataclass(frozen=True)
 class MemoryLimits:
-    """All limits of a cache, in bytes and arrays; None where there is none.
+    """All limits of a cache; None means no limit.
 
     Attributes:
-        memory_limit: MLX active memory in bytes.
-        pressure: Another source; asked without any lock held.
-        max_bytes: Of the ledger.
-        max_buffers: MLX arrays.
+        memory_limit: Limit on MLX's active memory in bytes.
+        pressure: Another source of memory pressure; called without any lock held.
+        max_bytes: Limit on the ledger in bytes.
+        max_buffers: Limit on the number of MLX arrays.
     """
 
     memory_limit: int | None = None
@@ -82,14 +85,17 @@ class MemoryLimits:
         memory_limit: float | str | None,
         pressure: PressureSource | None,
     ) -> Self:
-        """What a caller asks for, on this device.
+        """Resolves a caller's limits for this device.
 
         Raises:
-            ConfigError: A limit that cannot be used.
-            TypeError: One of another type; a pressure source that is none.
+            ConfigError: A limit is out of range or unreadable.
+            TypeError: A limit has the wrong type, or ``pressure`` is not a pressure source.
         """
         if pressure is not None and (isinstance(pressure, type) or not isinstance(pressure, PressureSource)):
-            raise TypeError(f"pressure needs a method excess_bytes(), found {pressure!r}")
+            raise TypeError(
+                f"pressure must be an object with a method excess_bytes(), found {shown(pressure)}; "
+                "pass an instance such as SystemMemoryPressure()"
+            )
         device = mx.device_info()
         return cls(
             resolve_memory_limit(memory_limit, device, psutil.virtual_memory().total),
@@ -100,20 +106,20 @@ class MemoryLimits:
 
     @cached_property
     def measured(self) -> bool:
-        """Whether any limit asks for a measurement of memory."""
+        """Whether any limit requires measuring memory."""
         return self.memory_limit is not None or self.pressure is not None
 
     def over(self, need: int) -> int:
-        """Bytes by which ``need`` more would be over ``memory_limit``."""
+        """Bytes by which allocating ``need`` more would exceed ``memory_limit``."""
         if self.memory_limit is None:
             return 0
         return max(0, int(mx.get_active_memory()) + need - self.memory_limit)
 
     def pressed(self) -> int:
-        """Bytes that the pressure source wants gone.
+        """The pressure source's excess bytes.
 
         Raises:
-            TypeError: The source returns no number.
+            TypeError: The source does not return a number.
             ConfigError: It returns NaN or infinity.
         """
         if self.pressure is None:

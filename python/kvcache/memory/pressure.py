@@ -1,4 +1,4 @@
-"""Sources of memory pressure: how many bytes must go."""
+"""Sources of memory pressure: how many bytes must be freed."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ ENVIRONMENT: Final = "KVCACHE_MEMORY_THRESHOLD"
 
 @runtime_checkable
 class PressureSource(Protocol):
-    """Something that knows how short of memory the machine is."""
+    """Reports how short of memory the machine is."""
 
     def excess_bytes(self) -> int:
-        """How many bytes must go for the pressure to be gone; 0 when all is well."""
+        """Bytes that must be freed to relieve the pressure; 0 if there is none."""
 
 
 class SystemMemoryPressure:
-    """Pressure once more than a fraction of the machine's memory is in use.
+    """Reports pressure once more than a fraction of the machine's memory is in use.
 
     Args:
         threshold: The fraction, above 0 and up to 1. None: the environment variable
-            ``KVCACHE_MEMORY_THRESHOLD``, else by machine size as exo does: 0.85 from 128 GiB, 0.80
-            from 64, 0.75 from 32, else 0.70.
+            ``KVCACHE_MEMORY_THRESHOLD``; if it is not set, by machine size as in exo: 0.85 from 128 GiB,
+            0.80 from 64 GiB, 0.75 from 32 GiB, else 0.70.
 
     Raises:
-        ConfigError: The threshold is no such fraction.
+        ConfigError: The threshold is not a fraction in that range.
     """
 
     def __init__(self, threshold: float | None = None) -> None:
@@ -49,22 +49,22 @@ class SystemMemoryPressure:
 
 
 def default_threshold(total: int) -> float:
-    """The fraction for a machine of ``total`` bytes. Sizes are nominal: firmware keeps a little."""
+    """The threshold for a machine of ``total`` bytes; 5 % less counts, since firmware reserves some."""
     for size, threshold in _THRESHOLDS:
         if total >= size * 0.95:
             return threshold
     return _THRESHOLDS[-1][1]
 
 
-def _threshold(given: float | None) -> float:
+def _threshold(argument: float | None) -> float:
     name: str = "threshold"
-    value: object = given
-    if given is None:
+    value: object = argument
+    if argument is None:
         name, value = ENVIRONMENT, os.environ.get(ENVIRONMENT)
         if value is None:
             return default_threshold(psutil.virtual_memory().total)
     try:
-        fraction = float(value)  # type: ignore[arg-type] # what does not convert is refused below
+        fraction = float(value)  # type: ignore[arg-type] # refused below if it does not convert
     except (TypeError, ValueError, OverflowError):
         fraction = -1.0
     if isinstance(value, bool) or not 0 < fraction <= 1:

@@ -1,14 +1,13 @@
-"""Reclaim: the one way in which dropped arrays become free memory.
+"""Reclaim: the only way in which dropped arrays become free memory.
 
-Dropping the last reference moves a buffer from MLX's active memory to its buffer cache; an array
-in a reference cycle does not even do that until a collection. So, once per eviction cycle: drop,
-collect, ``mx.clear_cache()``, measure. Never under a lock: a collection runs other people's
+Dropping the last reference moves a buffer from MLX's active memory to its buffer cache. An array in a
+reference cycle does not get even that far until a garbage collection. Each eviction cycle therefore drops,
+collects, calls ``mx.clear_cache()`` and measures. It holds no lock, because a collection runs arbitrary
 finalizers.
 
-A collection of everything costs milliseconds to hundreds of them, with the GIL held, in a process
-that has transformers loaded. So collections are staged: the youngest generation first, older ones
-only while some dropped array is alive or its bytes are missing, and all of them only if that
-brought anything the last time.
+A full collection holds the GIL for up to hundreds of milliseconds in a process that has transformers loaded.
+Collections are therefore staged: first the youngest generation, then older ones while a dropped array is
+still alive or its bytes are still in use. A full collection follows only if the last one freed something.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import mlx.core as mx
 from loguru import logger
 
+from kvcache.arguments import shown
 from kvcache.arrays import clear_pool
 from kvcache.errors import ConfigError
 from kvcache.eviction import Eviction
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kvcache.arrays import Array
 
 GcPolicy = Literal["auto", "always", "full"]
-"""When eviction cycles collect garbage; the argument ``gc`` of ``KVPrefixCache`` says more."""
+"""When eviction cycles collect garbage; see the argument ``gc`` of ``KVPrefixCache``."""
 _POLICIES: Final[tuple[GcPolicy, ...]] = ("auto", "always", "full")
 _YOUNGEST: Final = 0
 _OLDEST: Final = 2
@@ -43,31 +43,31 @@ def footprint() -> int:
 
 
 class Reclaim:
-    """Ends the eviction cycles of one cache.
+    """Frees the memory of dropped arrays and measures what came back.
 
     Args:
-        policy: ``"auto"`` collects only where dropping the references did not free everything,
-            ``"always"`` at least the youngest generation, ``"full"`` all generations.
+        policy: ``"auto"`` collects only if dropping the references did not free everything, ``"always"``
+            at least the youngest generation, ``"full"`` all generations.
 
     Raises:
-        ConfigError: Another policy.
+        ConfigError: Any other policy.
     """
 
     def __init__(self, policy: GcPolicy) -> None:
         if policy not in _POLICIES:
-            raise ConfigError(f"gc must be 'auto', 'always' or 'full', found {policy!r}")
+            raise ConfigError(f"gc must be 'auto', 'always' or 'full', found {shown(policy)}")
         self._policy = policy
         self._full_helped = True
 
     def run(self, dropped: Dropped, arrays: list[Array]) -> Eviction:
-        """Drops the arrays and gives their memory back.
+        """Drops the arrays and frees their memory.
 
         Args:
             dropped: What the index dropped.
-            arrays: Its arrays; the list is emptied. No other reference may be left in the cache.
+            arrays: Its arrays; the list is emptied. The cache must hold no other reference to them.
 
         Returns:
-            The cycle in figures; ``freed`` is measured.
+            The cycle's figures; ``freed`` is measured.
         """
         started = perf_counter()
         before, active = footprint(), mx.get_active_memory()
@@ -101,7 +101,7 @@ class Reclaim:
         )
 
     def _collect(self, missing: _Missing) -> int:
-        """Collects garbage, as far as it takes. Returns how many generations were looked at."""
+        """Collects as many generations as necessary and returns their number."""
         if self._policy == "full":
             gc.collect()
             return _OLDEST + 1
@@ -120,11 +120,11 @@ class Reclaim:
 
 
 class _Missing:
-    """What was dropped and is not free yet.
+    """Dropped memory that is not free yet.
 
     Args:
-        arrays: What is about to be dropped.
-        goal: MLX's active memory once everything is free.
+        arrays: Arrays about to be dropped.
+        goal: MLX's active memory once all of them are free.
     """
 
     def __init__(self, arrays: list[Array], goal: int) -> None:
@@ -133,14 +133,14 @@ class _Missing:
 
     @property
     def arrays(self) -> int:
-        """Dropped arrays that something still refers to."""
-        self._alive = [each for each in self._alive if each() is not None]
+        """Number of dropped arrays that are still referenced."""
+        self._alive = [reference for reference in self._alive if reference() is not None]
         return len(self._alive)
 
     @property
     def nbytes(self) -> int:
-        """Bytes by which MLX's active memory is over what it should be."""
-        # A GPU lets go of what was dropped a moment late.
+        """Bytes by which MLX's active memory exceeds the goal."""
+        # A GPU releases dropped buffers with a short delay.
         mx.synchronize()
         return max(0, mx.get_active_memory() - self._goal)
 

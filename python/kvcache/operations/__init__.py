@@ -1,1 +1,1 @@
-"""What a cache does: one file a verb, and what the verbs share."""
+"""Operations on a cache: one file per verb, and what the verbs share."""

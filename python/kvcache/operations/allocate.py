@@ -1,4 +1,4 @@
-"""Array work that may find no memory: once more after an eviction, and agreed on by all ranks."""
+"""Array work that may run out of memory: evicts and retries once, in agreement with all ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Outcomes of array work, the worst first: ranks agree on the smallest.
+# Outcomes of array work, worst first: ranks agree on the smallest.
 FAILED: Final = 0
 UNALLOCATED: Final = 1
 SUCCEEDED: Final = 2
@@ -30,7 +30,7 @@ class Attempt(Generic[T]):
 
     Attributes:
         status: How it ended.
-        failure: MLX's words where memory could not be had.
+        failure: MLX's message if the allocation failed.
     """
 
     def __init__(self, action: Callable[[], T]) -> None:
@@ -40,31 +40,31 @@ class Attempt(Generic[T]):
         self._result: list[T] = []
         try:
             self._result.append(action())
-        except Exception as error:  # noqa: BLE001 - kept, and raised by `reraise`
+        except Exception as error:  # noqa: BLE001 - kept for `reraise`
             if is_allocation_failure(error):
-                # The frames hold the arrays that were made so far.
+                # The frames reference the arrays made so far.
                 traceback.clear_frames(error.__traceback__)
-                self.status, self.failure = UNALLOCATED, str(error)
+                self.status, self.failure = UNALLOCATED, str(error) or type(error).__name__
             else:
                 self.status, self._error = FAILED, error
 
     def result(self) -> T:
-        """What the work returned, where it succeeded."""
+        """What the work returned; only if it succeeded."""
         return self._result[0]
 
-    def forget(self) -> str:
-        """Lets go of what the work raised, and says what it was."""
+    def discard_error(self) -> str:
+        """Releases the exception and returns its description."""
         error, self._error = self._error, None
         if error is None:
             return self.failure
-        # The error's frames hold this object, which would be a cycle around arrays.
+        # The error's frames reference this object: keeping the error would be a cycle around arrays.
         traceback.clear_frames(error.__traceback__)
         return f"{type(error).__name__}: {error}"
 
     def reraise(self) -> None:
-        """Raises what the work raised, if it failed."""
+        """Raises the work's exception, if there is one."""
         if self._error is not None:
-            # Not kept: the error's frames hold this object, which would be a cycle around arrays.
+            # The error's frames reference this object: keeping the error would be a cycle around arrays.
             try:
                 raise self._error
             finally:
@@ -72,47 +72,47 @@ class Attempt(Generic[T]):
 
 
 def allocate(
-    context: Context, action: Callable[[], T], nbytes: int, what: str, *, again: bool
+    context: Context, action: Callable[[], T], nbytes: int, task: str, *, repeatable: bool
 ) -> tuple[T, Eviction]:
-    """Runs array work; after an allocation failure evicts ``nbytes``, reclaims, tries once more.
+    """Runs array work. If an allocation fails, evicts ``nbytes``, reclaims and tries once more.
 
-    It counts only if it succeeds on all ranks.
+    The work succeeds only if it succeeds on all ranks.
 
     Args:
-        context: The cache's inside.
-        action: The work. It changes nothing before it succeeds, unless ``again`` is False.
+        context: The cache's internals.
+        action: The work. If ``repeatable``, it must change nothing unless it succeeds.
         nbytes: Bytes that it allocates.
-        what: For the error's sentence.
-        again: Whether it can be run a second time.
+        task: Names the work in error messages.
+        repeatable: Whether the work can run a second time.
 
     Raises:
-        AllocationError: There is not enough memory, not even after the eviction.
+        AllocationError: There is not enough memory, even after the eviction.
         RankError: The work failed on another rank.
     """
     attempt = Attempt(action)
-    if _outcome(context, attempt, what) == SUCCEEDED:
+    if _outcome(context, attempt, task) == SUCCEEDED:
         return attempt.result(), Eviction()
     short = 0 if attempt.status == SUCCEEDED else max(1, nbytes)
     evicted = evict(context, lambda _: Need(nbytes=short))
-    if again:
+    if repeatable:
         if attempt.status != SUCCEEDED:
             clear_pool()
             attempt = Attempt(action)
-        if _outcome(context, attempt, what) == SUCCEEDED:
+        if _outcome(context, attempt, task) == SUCCEEDED:
             return attempt.result(), evicted
     raise AllocationError(
-        f"{what} needs {format_size(nbytes)} that could not be allocated "
-        f"({attempt.failure or 'on another rank'}); {format_size(evicted.nbytes)} were evicted in the "
-        "attempt; lower max_bytes or memory_limit",
+        f"{task} needs {format_size(nbytes)}, which could not be allocated "
+        f"({attempt.failure or 'on another rank'}) even after evicting {format_size(evicted.nbytes)}; "
+        "lower max_bytes or memory_limit",
         evicted,
     )
 
 
-def _outcome(context: Context, attempt: Attempt[T], what: str) -> int:
-    """The worst outcome over all ranks; raises where some rank failed for good."""
+def _outcome(context: Context, attempt: Attempt[T], task: str) -> int:
+    """The worst outcome over all ranks; raises if the work failed on any rank other than for memory."""
     ranks = context.ranks
     worst = ranks.agree(OutcomeBid(attempt.status)).lows.outcome if ranks.grouped else attempt.status
     if worst == FAILED:
         attempt.reraise()
-        raise RankError(f"{what} failed on another rank of the group; see that rank's own error")
+        raise RankError(f"{task} failed on another rank of the group; see that rank's error")
     return worst

@@ -1,14 +1,14 @@
-"""Compaction: segments that were joined of many parts are rewritten into few.
+"""Compaction: merges a segment's many parts into few.
 
-The index joins nodes without touching an array; a segment then consists of the parts that its
-predecessors had, and a fetch copies each part by itself. After a store, the parts on its path are
-merged so that each is more than twice as long as the next. So a segment has O(log tokens) parts, and
-a token that is stored turn by turn is copied O(log tokens) times (the idea of log-structured merge
-trees: O'Neil et al., 1996).
+The index joins nodes without touching an array. The joined segment keeps the parts of its predecessors,
+and a fetch has to copy each part separately. After a store, compaction merges the parts on its path until
+each is more than twice as long as the next. A segment then has O(log tokens) parts, and a token stored
+turn by turn is copied O(log tokens) times. The idea is that of log-structured merge trees (O'Neil et al.,
+1996).
 
-It is worth doing, and never necessary: where there is no room for all of it, as much is done as there
-is room for. Only for a segment in very many parts, as branches at every token leave it, is anything
-evicted; so nobody can leave a prompt in pieces for good.
+Compaction is an optimisation: it does only what fits in the free room. The exception is a badly fragmented
+segment, such as one left by a branch at every token, for which it evicts other entries. Otherwise a caller
+could leave a prompt fragmented for good.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvcache import arrays
 from kvcache.eviction import Eviction
 from kvcache.operations.allocate import SUCCEEDED, Attempt
 from kvcache.operations.evict import cycle
-from kvcache.storage.segments import MANY
+from kvcache.storage.segments import FRAGMENTED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 
 def compact(context: Context, request: Request, length: int) -> Eviction:
-    """Merges the parts of what is stored for the first ``length`` tokens of a request.
+    """Merges the parts of the segments that hold the first ``length`` tokens of a request.
 
-    O(nodes on the path), and what is copied. Ranks come here together or not at all, since a lease is
-    a use; what each of them rewrites is its own business, and evicts nothing.
+    Costs O(nodes on the path) and the copies. All ranks of a group must call it together, because a lease
+    counts as a use. Each rank then decides for itself what to merge; in a group, nothing is evicted.
 
     Returns:
         What was evicted to make room.
@@ -47,7 +47,7 @@ def compact(context: Context, request: Request, length: int) -> Eviction:
     evicted = Eviction()
     try:
         if acquired.lease is not None:
-            for number in contents.parted(acquired):
+            for number in contents.multipart_segments(acquired):
                 evicted += _compact_segment(context, acquired.lease, number)
     finally:
         contents.release(acquired.lease, request.stamp)
@@ -58,12 +58,12 @@ def _compact_segment(context: Context, lease: Lease, number: int) -> Eviction:
     contents, evicted = context.contents, Eviction()
     with contents.lock:
         free = contents.opened().free_bytes
-        old = contents.segments.find(number)
+        old = contents.segments.parts_of(number)
     sizes = [arrays.nbytes(part) for part in old]
     runs = merged_runs([_tokens(part) for part in old])
     nbytes = _new_bytes(runs, sizes)
     if nbytes > free:
-        if len(old) > MANY and not context.ranks.grouped:
+        if len(old) > FRAGMENTED and not context.ranks.grouped:
             evicted = cycle(context, lambda index: index.make_room(nbytes, 0))
         else:
             runs = fitting_runs(runs, sizes, free)
@@ -90,13 +90,13 @@ def _rewrite(
 ) -> None:
     attempt = Attempt(lambda: _merge(old, runs))
     if attempt.status != SUCCEEDED:
-        logger.warning("a segment stays in {} parts: {}", len(old), attempt.forget())
+        logger.warning("could not compact a segment of {} parts: {}", len(old), attempt.discard_error())
         return
     contents.rewrite(lease, number, attempt.result(), room)
 
 
 def _merge(old: Segment, runs: Sequence[range]) -> Segment:
-    """New parts; those that stay alone are the old ones."""
+    """Merges each run into one new part; a run of one keeps its old part."""
     parts: Segment = []
     for run in runs:
         if len(run) == 1:
@@ -117,9 +117,9 @@ def _tokens(part: Part) -> int:
 
 
 def merged_runs(lengths: Sequence[int]) -> list[range]:
-    """Which neighbours become one, so that each length is more than twice the next.
+    """Groups neighbours to merge, so that each merged length is more than twice the next.
 
-    From the end: a part of at most twice the length of those after it that were merged joins them.
+    Works from the end: a part joins the run after it if it is at most twice as long as that run.
     """
     runs: list[range] = []
     end = len(lengths)
@@ -136,7 +136,7 @@ def merged_runs(lengths: Sequence[int]) -> list[range]:
 
 
 def fitting_runs(runs: Sequence[range], sizes: Sequence[int], free: int) -> list[range]:
-    """The same runs, less what ``free`` bytes have no room for: the latest parts of each come first."""
+    """Shortens runs to those parts that fit in ``free`` bytes, preferring the last parts of each run."""
     kept: list[range] = []
     for run in reversed(runs):
         start = run.stop

@@ -1,6 +1,6 @@
-"""What all operations of one cache share, and where a public call begins and ends.
+"""The parts of a cache that its operations share, and the start and end of a public call.
 
-Array work, collections, the caller's clock and the pressure source run outside the lock.
+Array work, garbage collection, the caller's clock and the pressure source run outside the lock.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
 @dataclass
 class Context:
-    """The inside of a KVPrefixCache: parts, no logic but for the extent of a call.
+    """The internals of a KVPrefixCache: its parts, and no logic except for the start and end of a call.
 
     Attributes:
         contents: Index and arrays, with the lock.
-        limits: On MLX's memory, and the pressure source.
-        reclaim: Gives back what was dropped.
-        counters: Of what calls returned; under the lock.
+        limits: The limits on MLX's memory, and the pressure source.
+        reclaim: Returns the memory of dropped arrays.
+        counters: Count what calls return; need the lock.
         clock: The caller's time in seconds.
-        max_checkpoints: Along one unbranched path.
+        max_checkpoints: Most checkpoints along one unbranched path.
         ranks: The group, or a single process.
-        pressure_answers: Whether the pressure source was last seen to answer to an eviction.
+        pressure_responds: Whether the last eviction lowered the pressure source's reading.
     """
 
     contents: Contents
@@ -52,22 +52,26 @@ class Context:
     clock: Callable[[], float]
     max_checkpoints: int
     ranks: Ranks
-    pressure_answers: bool = False
-    # What a signal handler or a finalizer asked for in mid-call, with the thread that it came from.
+    pressure_responds: bool = False
+    # Actions that a signal handler or a finalizer requested in mid-call, each with its thread.
     _deferred: deque[tuple[int, Callable[[], object]]] = field(default_factory=deque, repr=False)
 
     def stamp(self) -> int:
-        """The caller's time in microseconds. Read once a call, before it has changed anything.
+        """The caller's time in microseconds. A call reads it once, before it changes anything.
 
         Raises:
-            TypeError: The clock returns no number.
+            TypeError: The clock does not return a number.
             ConfigError: It returns NaN, infinity, or more than 2⁶² microseconds.
         """
         seconds = self.clock()
         real = seconds if type(seconds) is float else number("clock must return seconds as a number", seconds)
         microseconds = real * 1e6
-        if not math.isfinite(microseconds) or microseconds > LARGEST:
+        if not math.isfinite(microseconds):
             raise ConfigError(f"clock must return a finite number of seconds, found {shown(seconds)}")
+        if microseconds > LARGEST:
+            raise ConfigError(
+                f"clock must return at most {LARGEST / 1e6:.1e} seconds, found {shown(seconds)}"
+            )
         return max(0, int(microseconds))
 
     def request(
@@ -86,17 +90,17 @@ class Context:
             namespace: Its namespace.
             media: Its media spans.
             use: Whether the call counts as a use.
-            options: Of a store.
+            options: For a store.
         """
         clock = self.stamp if use else None
         return Request.read(tokens, namespace, media, clock, options=options, defer=self.ranks.grouped)
 
     def call(self, name: str) -> Call:
-        """The extent of a public call."""
+        """A context manager around a public call."""
         return Call(self, name)
 
     def enter(self, call: str) -> None:
-        """Where a public call begins; in debug mode the ranks are compared before they act."""
+        """Starts a public call; in debug mode compares the ranks before they act."""
         if not self.ranks.grouped:
             return
         self.ranks.settle()
@@ -105,16 +109,16 @@ class Context:
             self.ranks.check(call, lines, closed=self.contents.closed)
 
     def defer(self, action: Callable[[], object]) -> None:
-        """Has ``action`` run when the call ends that this thread is in the middle of."""
+        """Postpones ``action`` until this thread's current call ends."""
         self._deferred.append((threading.get_ident(), action))
 
     def leave(self) -> None:
-        """Where a public call ends: what was deferred on this thread is done, unless still in mid-call."""
+        """Ends a public call: runs the actions deferred on this thread, unless it holds the lock."""
         if not self._deferred or self.contents.lock.owned:
             return
         mine: list[Callable[[], object]] = []
         others: list[tuple[int, Callable[[], object]]] = []
-        # One bytecode each: other threads, and calls of the actions themselves, come here too.
+        # `popleft` is atomic; other threads, and calls made by the actions themselves, run this loop too.
         while self._deferred:
             try:
                 thread, action = self._deferred.popleft()
@@ -128,12 +132,12 @@ class Context:
         for action in mine:
             try:
                 action()
-            except Exception:  # noqa: BLE001 - its caller is gone, and this one asked for something else
-                logger.exception("what a signal handler or a finalizer had asked for failed")
+            except Exception:  # noqa: BLE001 - its caller has returned, and the current one did not ask for it
+                logger.exception("an action deferred by a signal handler or a finalizer failed")
 
 
 class Call:
-    """The extent of a public call, for a ``with`` block."""
+    """A public call, as a ``with`` block."""
 
     __slots__ = ("_context", "_name")
 

@@ -1,8 +1,8 @@
-"""What a fetch and a store copy, layer by layer.
+"""The copies of a fetch and a store, layer by layer.
 
-A fetch joins segments into new buffers; a store cuts a caller's buffers into segments. With
-``take`` and ``donate`` each layer is let go of before the next one is copied, so that the peak
-over one copy is one layer and not one context.
+A fetch joins segments into new buffers; a store cuts a caller's buffers into segments. With ``take`` and
+``donate``, each layer is released before the next is copied, so peak memory grows by one layer instead of
+the whole context.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ def join(
     remaining: int,
     frugal: bool,
 ) -> list[Any]:
-    """A prompt cache of ``length`` tokens in arrays of its own.
+    """Builds a prompt cache of ``length`` tokens with arrays of its own.
 
     Args:
-        layout: What the pieces and images came from.
+        layout: The layout of the pieces and images.
         pieces: Segments from the root down.
-        images: The checkpoint's window and state layers; the lists of arrays are the caller's own.
-        length: Tokens held.
-        trim: The images stand beyond ``length`` and are trimmed to it.
-        remaining: Tokens that the caller is going to add: room is left for them.
-        frugal: Layer by layer, MLX's pool cleared between layers.
+        images: The checkpoint's window and state layers; the caller owns their lists of arrays.
+        length: Tokens to copy.
+        trim: The images extend past ``length`` and must be trimmed to it.
+        remaining: Tokens that the caller is about to add; spare room is allocated for them.
+        frugal: Copy layer by layer, releasing owned arrays and clearing MLX's pool in between.
     """
     caches: list[Any] = []
     made: list[Array] = []
@@ -88,30 +88,30 @@ def _restore(leaf: ImageLeaf, image: Image, length: int | None, made: list[Array
 
 
 def cut(
-    planned: Planned, prompt: Prompt, images: list[Image], halved: Segment | None, donate: bool
+    planned: Planned, prompt: Prompt, images: list[Image], split_parts: Segment | None, donate: bool
 ) -> Copies:
-    """Copies what a plan asks for: new segments, the halves of a split, a checkpoint.
+    """Copies what a plan asks for: new segments, the two halves of a split, a checkpoint.
 
     Args:
         planned: The plan.
         prompt: The caller's cache, at least as long as the plan.
         images: Its window and state layers.
-        halved: The parts of the segment to be split, if one is.
-        donate: Let go of the caller's layers one by one.
+        split_parts: The parts of the segment to split, if any.
+        donate: Release the caller's layers one by one.
     """
     segments: dict[int, Part] = {new.segment: [] for new in planned.segments}
-    if planned.split is not None and halved is not None:
+    if planned.split is not None and split_parts is not None:
         upper, lower, at = planned.split.upper, planned.split.lower, planned.split.at
-        segments[upper], segments[lower] = _halves(halved, at)
+        segments[upper], segments[lower] = _split(split_parts, at)
         arrays.evaluate([*segments[upper], *segments[lower]])
     made: list[Array] = []
     stored: list[Image] = []
-    left = iter(images)
+    remaining_images = iter(images)
     for adapter, cache in zip(prompt.adapters, prompt.caches, strict=True):
         if isinstance(adapter, SpanAdapter):
             made.extend(_cut_layer(adapter.arrays(cache), planned, segments))
         else:
-            image = next(left)
+            image = next(remaining_images)
             copies = [arrays.detach(array) for array in image.arrays]
             made.extend(copies)
             stored.append(replace(image, arrays=copies, computed=False))
@@ -127,11 +127,28 @@ def cut(
     return Copies(segments, checkpoint)
 
 
-def _halves(halved: Segment, at: int) -> tuple[Part, Part]:
-    """Copies of a segment's first ``at`` tokens and of the others, each in one part."""
+def cut_bytes(
+    tokens: int, layout: Layout, images: Sequence[Image], split_parts: Segment | None, *, donate: bool
+) -> int:
+    """Peak bytes that :func:`cut` adds: new tokens, images, and the two halves of a split.
+
+    A donated layer is released once it is copied, so only the largest one counts.
+    """
+    layers = [tokens * leaf.token_bytes for leaf in layout.spans]
+    layers += [arrays.nbytes(image.arrays) * (2 if image.computed else 1) for image in images]
+    return segment_bytes(split_parts) + (max(layers, default=0) if donate else sum(layers))
+
+
+def segment_bytes(segment: Segment | None) -> int:
+    """Bytes of a segment's arrays."""
+    return sum(arrays.nbytes(part) for part in segment or ())
+
+
+def _split(parts: Segment, at: int) -> tuple[Part, Part]:
+    """Copies a segment's first ``at`` tokens into one part and the rest into another."""
     upper: Part = []
     lower: Part = []
-    for pieces in zip(*halved, strict=True):
+    for pieces in zip(*parts, strict=True):
         views: tuple[list[Array], list[Array]] = ([], [])
         start = 0
         for piece in pieces:
@@ -139,8 +156,8 @@ def _halves(halved: Segment, at: int) -> tuple[Part, Part]:
             start += piece.shape[-2]
             views[0].append(piece[..., :cut, :])
             views[1].append(piece[..., cut:, :])
-        for half, parts in zip((upper, lower), views, strict=True):
-            used = [(part, part.shape[-2]) for part in parts if part.shape[-2]]
+        for half, slices in zip((upper, lower), views, strict=True):
+            used = [(array, array.shape[-2]) for array in slices if array.shape[-2]]
             half.append(arrays.join(used, sum(tokens for _, tokens in used)))
     return upper, lower
 

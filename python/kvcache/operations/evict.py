@@ -1,15 +1,18 @@
-"""Evict: drop, reclaim, measure; and again while measured memory asks for it and answers to it."""
+"""Evict: drop, reclaim, measure. Repeats while memory is over its limit and eviction lowers it."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
 from loguru import logger
 
+from kvcache.arguments import number, shown, whole
 from kvcache.arrays import clear_pool
+from kvcache.errors import ConfigError
 from kvcache.eviction import Eviction
-from kvcache.sizes import format_size
+from kvcache.sizes import format_size, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,13 +23,13 @@ if TYPE_CHECKING:
 
 
 def cycle(context: Context, action: Callable[[CacheIndex], Dropped | None]) -> Eviction:
-    """One eviction cycle; no cycle where the action drops nothing."""
+    """Runs one eviction cycle; no cycle if the action drops nothing."""
     removed = context.contents.remove(action)
     return finish(context, removed) if removed is not None and removed.dropped else Eviction()
 
 
 def finish(context: Context, removed: Removed) -> Eviction:
-    """Ends a cycle whose removal was done along with something else, and counts it."""
+    """Completes and counts a cycle: reclaims what was removed already."""
     eviction = context.reclaim.run(removed.dropped, removed.arrays)
     with context.contents.lock:
         context.counters.evicted(eviction)
@@ -34,13 +37,13 @@ def finish(context: Context, removed: Removed) -> Eviction:
 
 
 def abort(context: Context, plan: Plan | None) -> Eviction:
-    """Gives a draft or a plan up, and with it KV that nothing else kept."""
+    """Cancels a draft or a plan, and drops the KV that only it kept."""
     removed = None if plan is None else context.contents.abort(plan)
     return finish(context, removed) if removed is not None and removed.dropped else Eviction()
 
 
 class Need(NamedTuple):
-    """What must go."""
+    """How much to evict, in each measure."""
 
     nbytes: int = 0
     tokens: int = 0
@@ -49,11 +52,11 @@ class Need(NamedTuple):
 
 
 def evict(context: Context, need: Callable[[CacheIndex], Need]) -> Eviction:
-    """One cycle that evicts units in eviction order until what is needed is gone.
+    """Runs one cycle that evicts units in eviction order until ``need`` is met.
 
     Args:
-        context: The cache's inside.
-        need: Called under the lock; may refuse bad input.
+        context: The cache's internals.
+        need: Called with the lock held; may raise for bad input.
     """
     if not context.ranks.grouped:
         return cycle(context, lambda index: index.evict(**need(index)._asdict()))
@@ -65,43 +68,78 @@ def evict(context: Context, need: Callable[[CacheIndex], Need]) -> Eviction:
 
 
 def evict_units(context: Context, units: int) -> Eviction:
-    """One cycle that evicts ``units`` in eviction order."""
+    """Runs one cycle that evicts ``units`` units in eviction order."""
     return cycle(context, lambda index: index.evict(units=units))
 
 
-def evict_idle(context: Context, since: Callable[[], int | None]) -> Eviction:
-    """One cycle that evicts what was last used before a moment.
+def trim(
+    context: Context,
+    *,
+    nbytes: int | str | None,
+    tokens: int | None,
+    sequences: int | None,
+    entries: int | None,
+) -> Eviction:
+    """Runs one cycle that evicts units in eviction order down to these limits; None is no limit."""
 
-    Args:
-        context: The cache's inside.
-        since: The moment in microseconds, None where nothing can be that old; may refuse bad input.
-    """
+    def excess(index: CacheIndex) -> Need:
+        if all(limit is None for limit in (nbytes, tokens, sequences, entries)):
+            raise ConfigError(
+                "trim_to needs at least one limit, found none; pass nbytes=, tokens=, sequences= or entries="
+            )
+        max_bytes = index.nbytes if nbytes is None else parse_size(nbytes, "nbytes")
+        return Need(
+            nbytes=max(0, index.nbytes - max_bytes),
+            tokens=_excess("tokens", index.ntokens, tokens),
+            sequences=_excess("sequences", index.sequences, sequences),
+            entries=_excess("entries", index.entries, entries),
+        )
+
+    return evict(context, excess)
+
+
+def _excess(name: str, held: int, limit: int | None) -> int:
+    return 0 if limit is None else max(0, held - whole(name, limit))
+
+
+def evict_idle(context: Context, seconds: float) -> Eviction:
+    """Runs one cycle that evicts what has not been used for ``seconds``."""
+
+    def before() -> int | None:
+        idle = number("seconds must be a number", seconds)
+        if not idle >= 0:
+            rule = "must be a number" if math.isnan(idle) else "must not be negative"
+            raise ConfigError(f"seconds {rule}, found {shown(seconds)}")
+        stamp = context.stamp() - idle * 1e6
+        return int(stamp) if stamp >= 0 else None
+
     if not context.ranks.grouped:
-        stamp = since()
+        stamp = before()
         return cycle(context, lambda index: None if stamp is None else index.evict_idle(stamp))
 
     def count() -> int:
-        stamp = since()
-        # Clocks differ: the first rank's decides for all.
-        asked = stamp is not None and context.ranks.rank == 0
-        return context.contents.read(lambda index: index.count_idle(stamp or 0) if asked else 0)
+        stamp = before()
+        # Clocks differ between ranks: the first rank's decides for all.
+        if stamp is None or context.ranks.rank != 0:
+            return context.contents.read(lambda _: 0)
+        return context.contents.read(lambda index: index.count_idle(stamp))
 
     return evict_units(context, context.ranks.most(count))
 
 
 def relieve(context: Context, relief: Relief, units: int | None = None) -> Eviction:
-    """Evicts while the measured memory asks for it and answers to it: see :class:`Relief`.
+    """Evicts while memory is over its limit and eviction lowers it: see :class:`Relief`.
 
     Args:
-        context: The cache's inside.
-        relief: Measures, for what is about to be allocated.
-        units: What the ranks agreed to begin with; None: not agreed yet.
+        context: The cache's internals.
+        relief: Measures memory and decides.
+        units: Units that the ranks agreed to evict first; None if they have not agreed yet.
     """
     total = Eviction()
     while True:
         if units is None:
             units = context.ranks.most(relief.units)
-        # Not whether anything went here: a rank that holds nothing more stays for the others.
+        # Not whether this rank evicted anything: an empty rank stays in the loop for the others.
         if not units:
             return total
         evicted = evict_units(context, units)
@@ -111,19 +149,19 @@ def relieve(context: Context, relief: Relief, units: int | None = None) -> Evict
 
 
 class Relief:
-    """Counts the units that measured memory asks for, cycle by cycle.
+    """Decides, cycle by cycle, how many units to evict for ``memory_limit`` and the pressure source.
 
-    ``memory_limit`` is measured on MLX's own counter, which falls by what is evicted. A pressure source
-    may move for reasons of its own, or not at all. So:
+    ``memory_limit`` is compared with MLX's own counter, which falls by what is evicted. A pressure source
+    may change for other reasons, or not at all. Therefore:
 
-    - MLX's pool is cleared before any entry is evicted;
-    - an excess beyond all that could be evicted costs one unit;
-    - a source that has not yet answered to an eviction is tried with one unit;
-    - another cycle follows only where the excess fell by about what the last one evicted.
+    - MLX's pool is cleared before anything is evicted;
+    - an excess larger than everything evictable costs one unit;
+    - a source that has not yet responded to an eviction is probed with one unit;
+    - another cycle follows only if the excess fell by about as much as the last one evicted.
 
     Args:
-        context: The cache's inside.
-        need: Bytes that are about to be allocated.
+        context: The cache's internals.
+        need: Bytes about to be allocated.
     """
 
     def __init__(self, context: Context, need: int) -> None:
@@ -134,29 +172,29 @@ class Relief:
         self._done = False
 
     def evicted(self, eviction: Eviction) -> None:
-        """Notes what a cycle evicted on the counted units."""
+        """Records the result of the cycle that evicted the last units."""
         self._last = eviction
 
     def units(self) -> int:
-        """Units to evict now; 0 once enough has been evicted, or none would help."""
+        """Units to evict now; 0 once enough is evicted or evicting more would not help."""
         if self._done:
             return 0
-        over, foreign = self._measure()
-        excess = max(over, foreign)
+        over_limit, pressure = self._measure()
+        excess = max(over_limit, pressure)
         before, self._before = self._before, excess
-        if before is not None and not self._answered(before - excess):
+        if before is not None and not self._responded(before - excess):
             self._done = True
-            self._context.pressure_answers = False
+            self._context.pressure_responds = False
             if excess > 0:
                 logger.warning(
-                    "evicting {} did not lower the memory pressure of {}, which is not this cache's; "
-                    "the rest is kept",
+                    "evicting {} did not lower the memory pressure of {}, so something else causes it; "
+                    "keeping the remaining entries",
                     format_size(self._last.nbytes),
                     format_size(before),
                 )
             return 0
-        if before is not None and foreign:
-            self._context.pressure_answers = True
+        if before is not None and pressure:
+            self._context.pressure_responds = True
         if excess <= 0:
             return 0
 
@@ -164,25 +202,25 @@ class Relief:
             if excess > index.nbytes - index.leased_bytes:
                 self._done = before is not None
                 return 0 if self._done else min(1, index.units)
-            if foreign > over and not self._context.pressure_answers:
+            if pressure > over_limit and not self._context.pressure_responds:
                 return min(1, index.units)
             return index.count_units(nbytes=excess)
 
         return self._context.contents.read(count)
 
-    def _answered(self, fall: int) -> bool:
-        """Whether the excess fell by about what the last cycle gave back."""
-        given = self._last.nbytes
-        return given == 0 or given // 2 <= fall <= 2 * max(given, self._last.freed)
+    def _responded(self, fall: int) -> bool:
+        """Whether the excess fell by about as much as the last cycle evicted."""
+        nbytes = self._last.nbytes
+        return nbytes == 0 or nbytes // 2 <= fall <= 2 * max(nbytes, self._last.freed)
 
     def _measure(self) -> tuple[int, int]:
-        """Bytes over ``memory_limit``, and bytes that the pressure source wants gone."""
+        """Bytes over ``memory_limit``, and the pressure source's excess bytes."""
         limits = self._context.limits
         measured = limits.over(self._need), limits.pressed()
         if max(measured) > 0 and self._before is None:
             pooled = mx.get_cache_memory()
             clear_pool()
-            # A source is asked again only where something was cleared; MLX's own counter, since a GPU lets
-            # go of what was freed a moment late.
+            # The source is read again only if the pool held something. MLX's counter is always read again:
+            # a GPU releases freed buffers with a short delay.
             measured = limits.over(self._need), limits.pressed() if pooled else measured[1]
         return measured

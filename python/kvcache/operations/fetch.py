@@ -1,4 +1,4 @@
-"""Fetch: lease, join, release."""
+"""Fetch: lease the longest usable prefix, copy it, release the lease."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from kvcache.operations.context import Context
     from kvcache.ranks.matching import Common, Found
     from kvcache.request import Request
-    from kvcache.storage.lending import Lent
+    from kvcache.storage.lending import Loan
 
 
 def fetch(context: Context, request: Request, *, take: bool) -> Hit:
-    """Finds the longest usable prefix and hands out a copy of it, or with ``take`` the thing itself."""
+    """Copies the longest usable prefix; with ``take``, moves it out of the cache instead."""
     contents = context.contents
     common: Common | None = None
     relief: Relief | None = None
@@ -30,27 +30,27 @@ def fetch(context: Context, request: Request, *, take: bool) -> Hit:
         limit = common.limit
         if not common.found.length:
             return _counted(context, _hit(common.found, request, None), request)
-    found, lent = contents.lend(request, limit, take=take)
+    match, loan = contents.lend(request, limit, take=take)
     prompt_cache: list[Any] | None = None
     try:
-        if lent is not None:
+        if loan is not None:
             if relief is not None and common is not None:
                 relieve(context, relief, common.units)
             elif context.limits.measured:
-                relieve(context, Relief(context, lent.allocation))
+                relieve(context, Relief(context, loan.allocation))
             if take:
-                found, lent = contents.withdraw(request, lent)
-        if lent is not None:
-            prompt_cache = _copy(context, lent, take)
+                match, loan = contents.withdraw(request, loan)
+        if loan is not None:
+            prompt_cache = _copy(context, loan, take)
     finally:
-        if lent is not None:
-            contents.release(lent.lease, request.stamp)
-    answer = found if common is None or lent is None else common.found
+        if loan is not None:
+            contents.release(loan.lease, request.stamp)
+    answer = match if common is None or loan is None else common.found
     return _counted(context, _hit(answer, request, prompt_cache), request)
 
 
 def peek(context: Context, request: Request) -> Hit:
-    """What a fetch would find."""
+    """Returns the hit that a fetch would return, without the copy."""
     contents, limit = context.contents, request.limit
     if context.ranks.grouped:
         return _hit(agree_on_match(context.ranks, contents, request, limit).found, request, None)
@@ -58,21 +58,21 @@ def peek(context: Context, request: Request) -> Hit:
 
 
 def _agree(context: Context, request: Request, take: bool) -> tuple[Common, Relief]:
-    """What all ranks can serve, and what measures the memory for it on this one."""
+    """Agrees on the prefix that all ranks can serve; also returns this rank's relief for copying it."""
     relief = Relief(context, 0)
 
-    def units(found: Match) -> int:
+    def units(match: Match) -> int:
         nonlocal relief
-        relief = Relief(context, _estimate(context, request, found, take))
+        relief = Relief(context, _estimate(context, request, match, take))
         return relief.units()
 
     common = agree_on_match(context.ranks, context.contents, request, request.limit, units)
     return common, relief
 
 
-def _estimate(context: Context, request: Request, found: Match, take: bool) -> int:
-    """Bytes that a copy will need, as far as they are known before it is looked at."""
-    number = found.layout
+def _estimate(context: Context, request: Request, match: Match, take: bool) -> int:
+    """Estimates the bytes that a copy needs, without looking at the arrays."""
+    number = match.layout
     if number is None:
         return 0
     contents = context.contents
@@ -80,23 +80,23 @@ def _estimate(context: Context, request: Request, found: Match, take: bool) -> i
     def takeable(index: CacheIndex) -> int:
         if not take:
             return 0
-        return index.takeable(request.key, request.namespace, request.spans, found.length)
+        return index.takeable(request.key, request.namespace, request.spans, match.length)
 
     layout = contents.layouts.by_number[number]
-    # Of the checkpoint only the sum is known here.
+    # Only a checkpoint's total is known here, so the first image gets all of it.
     images = [contents.layouts.checkpoint_bytes(number), *[0] * len(layout.leaves)]
-    remaining = len(request.key) - found.length
-    return allocation(layout, found.length, remaining, images, contents.read(takeable))
+    remaining = len(request.key) - match.length
+    return allocation(layout, match.length, remaining, images, contents.read(takeable))
 
 
-def _copy(context: Context, lent: Lent, take: bool) -> list[Any]:
-    length = lent.found.length
+def _copy(context: Context, loan: Loan, take: bool) -> list[Any]:
+    length = loan.match.length
     return allocate(
         context,
-        lambda: join(lent.layout, lent.pieces, lent.images, length, lent.trim, lent.remaining, frugal=take),
-        lent.allocation,
+        lambda: join(loan.layout, loan.pieces, loan.images, length, loan.trim, loan.remaining, frugal=take),
+        loan.allocation,
         f"fetching {length} tokens",
-        again=not take,
+        repeatable=not take,
     )[0]
 
 
@@ -107,14 +107,14 @@ def _counted(context: Context, hit: Hit, request: Request) -> Hit:
     return hit
 
 
-def _hit(found: Match | Found, request: Request, prompt_cache: list[Any] | None) -> Hit:
+def _hit(match: Match | Found, request: Request, prompt_cache: list[Any] | None) -> Hit:
     return Hit(
-        length=found.length,
+        length=match.length,
         prompt_cache=prompt_cache,
-        remaining=request.rest(found.length),
-        reason=found.reason,
-        matched=found.matched,
-        checkpoint_at=found.checkpoint_at,
+        remaining=request.rest(match.length),
+        reason=match.reason,
+        matched=match.matched,
+        checkpoint_at=match.checkpoint_at,
         tokens=request.tokens,
         namespace=request.namespace,
         media=request.media,

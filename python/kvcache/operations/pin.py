@@ -1,4 +1,4 @@
-"""Pins: prefixes that eviction leaves alone."""
+"""Pins: stored prefixes that eviction must keep."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 
 
 class Pin:
-    """Holds a stored prefix until it is released, or its namespace dropped.
+    """Protects a stored prefix from eviction until it is released or its namespace is dropped.
 
     Attributes:
-        tokens: Tokens pinned; 0 where nothing matched.
+        tokens: Tokens pinned; 0 if nothing matched.
     """
 
     def __init__(self, context: Context, lease: Lease | None, tokens: int) -> None:
         self.tokens = tokens
         self._context = context
-        # A lease that is collected with its pin ends by itself.
+        # A lease that is garbage-collected with its pin ends on its own.
         self._lease = lease
 
     def release(self) -> None:
-        """Lets go: the prefix is plain LRU again, most recently used. A second call does nothing."""
+        """Makes the prefix evictable again, as the most recently used. A second call does nothing."""
         with self._context.call("release"):
             stamp = self._context.stamp()
             lease, self._lease = self._lease, None
-            # In the middle of another call of this thread, letting go of it is enough.
+            # If this thread is in the middle of another call, dropping the reference ends the lease.
             if not self._context.contents.lock.owned:
                 self._context.contents.release(lease, stamp)
 
@@ -48,7 +48,9 @@ class Pin:
         self.release()
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a Pin holds what is in one cache and cannot be copied or pickled; pin again instead")
+        raise TypeError(
+            "a Pin belongs to the cache that made it and cannot be copied or pickled; call pin() again"
+        )
 
     def __repr__(self) -> str:
         return f"Pin(tokens={self.tokens})"

@@ -1,4 +1,4 @@
-"""Planning a store: find the place, make room, reserve; by itself or in agreement with ranks."""
+"""Planning a store: find its place in the tree, make room, reserve it; alone or in agreement with ranks."""
 
 from __future__ import annotations
 
@@ -26,59 +26,59 @@ _OUTCOMES: Final = ("inside_media", "already", "open")
 
 @dataclass
 class Reading:
-    """A caller's cache, read and found storable.
+    """A caller's prompt cache that can be stored, and its figures.
 
     Attributes:
         prompt: Its layers.
         layout: Their layout.
-        asked: Tokens that it is to be stored for.
-        length: The same, cut to the start of a media span.
-        checkpointed: Some rank has layers that are kept in checkpoints.
-        trimmable: On every rank a checkpoint of it would serve shorter lengths too.
+        requested: Tokens to store.
+        length: The same, cut back to the start of a media span that it would end in.
+        checkpointed: Whether any rank has layers that need checkpoints.
+        trimmable: Whether, on every rank, its checkpoint can also serve shorter lengths.
         nbytes: Bytes of this rank's images.
         buffers: Arrays of this rank's images.
-        number: The layout's number, where ranks had to agree on one.
-        planned: The layout's number in the plan at hand.
+        agreed_number: The layout's number that the ranks agreed on; None for a single process.
+        number: The layout's number in the current plan.
     """
 
     prompt: Prompt
     layout: Layout
-    asked: int
+    requested: int
     length: int
     checkpointed: bool
     trimmable: bool
     nbytes: int
     buffers: int
-    number: int | None = None
-    planned: int = -1
+    agreed_number: int | None = None
+    number: int = -1
 
 
 class Step(NamedTuple):
     """The outcome of planning.
 
     Attributes:
-        outcome: "ready", or why there is nothing to copy.
+        outcome: "ready", or the reason why there is nothing to copy.
         planned: What to copy.
-        halved: The parts of the segment that is to be split.
+        split_parts: The parts of the segment to split, if any.
         evicted: What was evicted to make room.
     """
 
     outcome: str
     planned: Planned | None
-    halved: Segment | None
+    split_parts: Segment | None
     evicted: Eviction
 
 
 def plan(context: Context, request: Request, reading: Reading) -> Step:
-    """Plans a store and reclaims what made room for it. The plan is open until commit or abort."""
+    """Plans a store and evicts to make room for it. The plan stays open until commit or abort."""
     if context.ranks.grouped:
         return _plan_together(context, request, reading)
 
     def action(index: CacheIndex) -> tuple[Planned, Segment | None]:
-        planned = cast("Planned", _placed(context, index, request, reading))
-        return planned, context.contents.halved(planned)
+        planned = cast("Planned", _place(context, index, request, reading))
+        return planned, context.contents.split_parts(planned)
 
-    (planned, halved), arrays = context.contents.change(action)
+    (planned, split_parts), arrays = context.contents.change(action)
     evicted = Eviction()
     if planned.evicted:
         try:
@@ -86,24 +86,25 @@ def plan(context: Context, request: Request, reading: Reading) -> Step:
         except BaseException:
             abort(context, planned.plan)
             raise
-    return Step(planned.outcome, planned, halved, evicted)
+    return Step(planned.outcome, planned, split_parts, evicted)
 
 
-def _placed(context: Context, index: CacheIndex, request: Request, reading: Reading) -> Planned | Drafted:
-    """The place of a store in the index: a plan, or among ranks a draft; under the lock."""
+def _place(context: Context, index: CacheIndex, request: Request, reading: Reading) -> Planned | Drafted:
+    """Finds a store's place in the index: a plan, or in a group a draft; needs the lock."""
     contents, options = context.contents, request.options
     contents.require_match(request.namespace, reading.layout)
-    number = contents.layouts.number(reading.layout) if reading.number is None else reading.number
-    # The same layout with its figures, which are computed once.
-    reading.planned, reading.layout = number, contents.layouts.by_number.get(number, reading.layout)
+    number = reading.agreed_number
+    reading.number = contents.layouts.number(reading.layout) if number is None else number
+    # The known equal layout has its cached figures already.
+    reading.layout = contents.layouts.by_number.get(reading.number, reading.layout)
     checkpoint = None
     if reading.checkpointed:
-        contents.layouts.note_checkpoint(number, reading.nbytes)
+        contents.layouts.note_checkpoint(reading.number, reading.nbytes)
         checkpoint = reading.nbytes, reading.buffers, reading.trimmable
-    wanted = StoreRequest(
+    store_request = StoreRequest(
         namespace=request.namespace,
         media=request.within(reading.length),
-        layout=number,
+        layout=reading.number,
         bytes_per_token=reading.layout.token_bytes,
         segment_buffers=reading.layout.segment_buffers,
         checkpoint=checkpoint,
@@ -111,16 +112,16 @@ def _placed(context: Context, index: CacheIndex, request: Request, reading: Read
         prompt_length=options.prompt_length,
     )
     place = index.draft if context.ranks.grouped else index.plan
-    return place(request.key, reading.length, wanted, stamp=request.stamp)
+    return place(request.key, reading.length, store_request, stamp=request.stamp)
 
 
 def _plan_together(context: Context, request: Request, reading: Reading) -> Step:
-    """A plan of equal length on all ranks, after equal evictions."""
+    """Makes a plan of the same length on all ranks, after the same evictions."""
     drafted: Drafted | None = None
 
     def propose() -> DraftBid:
         nonlocal drafted
-        action = partial(_placed, context, request=request, reading=reading)
+        action = partial(_place, context, request=request, reading=reading)
         drafted = cast("Drafted", context.contents.change(action)[0])
         outcome = _OUTCOMES.index(drafted.outcome)
         return DraftBid(outcome, drafted.matched, drafted.length, drafted.length_recopied)
@@ -130,7 +131,7 @@ def _plan_together(context: Context, request: Request, reading: Reading) -> Step
         if (lows.outcome, lows.matched) != (highs.outcome, highs.matched) or drafted is None:
             raise InternalError(
                 "the ranks' indexes differ: some hold more of this key than others; drop its namespace on "
-                "all of them to go on; KVCACHE_CHECK_RANKS=1 tells which call set them apart"
+                "all ranks to continue, and set KVCACHE_CHECK_RANKS=1 to find the call that made them differ"
             )
         if drafted.draft is None:
             return Step(drafted.outcome, None, None, Eviction())
@@ -138,22 +139,22 @@ def _plan_together(context: Context, request: Request, reading: Reading) -> Step
         if length == 0:
             abort(context, drafted.draft)
             return Step("too_large", None, None, Eviction())
-        return _promised(context, drafted.draft, length, recopy=lows.length_recopied > lows.length)
+        return _promise(context, drafted.draft, length, recopy=lows.length_recopied > lows.length)
     except BaseException:
         abort(context, None if drafted is None else drafted.draft)
         raise
 
 
-def _promised(context: Context, draft: Plan, length: int, *, recopy: bool) -> Step:
-    """Evicts the agreed number of units until every rank has room, then promises."""
+def _promise(context: Context, draft: Plan, length: int, *, recopy: bool) -> Step:
+    """Evicts the agreed number of units until every rank has room, then reserves it."""
     contents, evicted = context.contents, Eviction()
 
-    def over() -> int:
+    def units_short() -> int:
         nonlocal recopy, evicted
-        recopies, recopy = recopy, False
+        recopy_now, recopy = recopy, False
 
         def action(index: CacheIndex) -> tuple[Settled, int]:
-            settled = index.settle(draft, length, recopies)
+            settled = index.settle(draft, length, recopy_now)
             return settled, index.count_units(nbytes=settled.nbytes, buffers=settled.buffers)
 
         (settled, units), arrays = contents.change(action)
@@ -166,8 +167,8 @@ def _promised(context: Context, draft: Plan, length: int, *, recopy: bool) -> St
             )
         return units
 
-    while units := context.ranks.most(over):
+    while units := context.ranks.most(units_short):
         evicted += evict_units(context, units)
     with contents.lock:
         planned = contents.opened().promise(draft)
-        return Step("ready", planned, contents.halved(planned), evicted)
+        return Step("ready", planned, contents.split_parts(planned), evicted)

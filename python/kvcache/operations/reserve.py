@@ -1,4 +1,4 @@
-"""Room before a long prefill."""
+"""Reserve: make room before a long prefill."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ if TYPE_CHECKING:
 
 
 def reserve(context: Context, nbytes: int, protect: Hit | None) -> Eviction:
-    """Makes room for ``nbytes`` under all limits, and leaves ``protect`` alone."""
-    wanted, stamp, request = context.ranks.together(lambda: _read(context, nbytes, protect))
+    """Makes room for ``nbytes`` under all limits without evicting ``protect``."""
+    size, stamp, request = context.ranks.together(lambda: _read(context, nbytes, protect))
     lease: Lease | None = None
     if request is not None and protect is not None:
         lease = context.contents.lease(request, protect.length).lease
     try:
-        return make_room(context, wanted) + relieve(context, Relief(context, wanted))
+        return make_room(context, size) + relieve(context, Relief(context, size))
     finally:
         context.contents.release(lease, stamp)
 
 
 def _read(context: Context, nbytes: int, protect: Hit | None) -> tuple[int, int, Request | None]:
-    """Bytes, the time, and what is to stay."""
-    wanted, stamp = parse_size(nbytes, "nbytes"), context.stamp()
+    """Checks the arguments: bytes, the current time, and the request of the hit to protect."""
+    size, stamp = parse_size(nbytes, "nbytes"), context.stamp()
     if protect is not None and not isinstance(protect, Hit):
         raise TypeError(f"protect must be a Hit, found {type(protect).__name__}")
     if protect is None or not protect.length:
-        return wanted, stamp, None
+        return size, stamp, None
     request = context.request(protect.tokens, protect.namespace, protect.media, use=False)
     request.require()
     if context.ranks.grouped:
-        # Bad tokens show here: a lease that had to be given up again would count as a use.
+        # Bad tokens must fail here: a lease that is cancelled later would still count as a use.
         context.contents.lookup(request, 0)
-    return wanted, stamp, request
+    return size, stamp, request
 
 
 def make_room(context: Context, nbytes: int) -> Eviction:
-    """Evicts for ``nbytes`` under the ledger's limit; nothing where that much cannot be made on some rank."""
+    """Evicts until ``nbytes`` fit under ``max_bytes``; evicts nothing if that is impossible on some rank."""
     if not context.ranks.grouped:
         return cycle(context, lambda index: index.make_room(nbytes, 0))
 

@@ -1,4 +1,4 @@
-"""Store: read the caller's cache, plan, make room, copy, commit."""
+"""Store: read the caller's prompt cache, plan, make room, copy, commit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvcache.layers.base import Refusal
 from kvcache.layers.prompt_cache import Prompt
 from kvcache.operations.allocate import allocate
 from kvcache.operations.compact import compact
-from kvcache.operations.copy import cut
+from kvcache.operations.copy import cut, cut_bytes, segment_bytes
 from kvcache.operations.evict import Relief, abort, relieve
 from kvcache.operations.plan import Reading, plan
 from kvcache.ranks.bids import NONE, FitsBid, LayoutBid, ReadingBid
@@ -25,14 +25,13 @@ from kvcache.storage.segments import image_figures
 
 if TYPE_CHECKING:
     from kvcache._core import Plan, Planned
-    from kvcache.layers.base import Image
     from kvcache.layers.layout import Layout
     from kvcache.operations.context import Context
     from kvcache.request import Request
     from kvcache.results import StoreReason
     from kvcache.storage.segments import Copies, Segment
 
-# In this order ranks agree on a refusal: the one furthest down stands for all.
+# If ranks refuse for different reasons, all of them return the last one in this order.
 _REASONS: Final[tuple[StoreReason, ...]] = (
     "empty",
     "unknown_length",
@@ -49,8 +48,8 @@ class Store:
     """One call of store.
 
     Args:
-        context: The cache's inside.
-        request: What to store under, and how.
+        context: The cache's internals.
+        request: The key to store under, and the options.
     """
 
     def __init__(self, context: Context, request: Request) -> None:
@@ -60,26 +59,26 @@ class Store:
         self._evicted = Eviction()
 
     def run(self, prompt_cache: Any) -> Stored:
-        """Stores ``prompt_cache``, or says why not."""
+        """Stores ``prompt_cache``, or returns the reason why not."""
         try:
-            stored = self._store_compactly(self._read(prompt_cache))
-        except Refusal as found:
-            stored = self._result(cast("StoreReason", found.reason), detail=found.detail)
+            stored = self._store_and_compact(self._read(prompt_cache))
+        except Refusal as refusal:
+            stored = self._result(cast("StoreReason", refusal.reason), detail=refusal.detail)
         with self._context.contents.lock:
             self._context.contents.opened()
             self._context.counters.stored(self._request.namespace, stored)
         if stored.reason not in ("stored", "already"):
-            logger.debug("a store kept {} tokens: {} {}", stored.length, stored.reason, stored.detail)
+            logger.debug("store kept {} tokens ({}): {}", stored.length, stored.reason, stored.detail)
         return stored
 
     def _read(self, prompt_cache: Any) -> Reading:
-        """Reads the caller's cache, as all ranks agree to see theirs.
+        """Reads the caller's prompt cache, and agrees with all ranks on what to store.
 
         Raises:
             Refusal: It cannot be stored, on this rank or on another.
         """
         ranks, request = self._context.ranks, self._request
-        # Not the exception itself: its frames hold the caller's layers, and a closure would hold it.
+        # Not the exception: its frames reference the caller's layers, and the closure would keep it.
         refusal: tuple[str, str] | None = None
         reading: Reading | None = None
 
@@ -88,16 +87,16 @@ class Store:
             request.require()
             try:
                 reading = self._read_alone(prompt_cache)
-            except Refusal as found:
-                refusal = found.reason, found.detail
-                reason = _REASONS.index(cast("StoreReason", found.reason))
+            except Refusal as error:
+                refusal = error.reason, error.detail
+                reason = _REASONS.index(cast("StoreReason", error.reason))
                 return ReadingBid(0, reason, 0, 0, 0, 0, NONE)
             counted = reading.prompt.knows_length or request.options.length is not None
             return ReadingBid(
                 storable=1,
                 refusal=0,
-                length=reading.asked,
-                known_length=reading.asked if counted else 0,
+                length=reading.requested,
+                known_length=reading.requested if counted else 0,
                 checkpointed=reading.checkpointed,
                 trimmable=reading.trimmable,
                 layout=self._newest(reading).layout if ranks.grouped else NONE,
@@ -106,23 +105,27 @@ class Store:
         lows, highs = ranks.propose(ReadingBid, read) if ranks.grouped else [read()] * 2
         if not lows.storable:
             raise _agreed_refusal(refusal, highs.refusal)
-        # Layers that know no length go with those of other ranks that do.
+        # A rank whose layers do not count tokens takes the length from one whose layers do.
         length = lows.length
         if not highs.known_length:
             raise Refusal(
                 "unknown_length",
-                "no layer counts its tokens: say length= with the tokens that were run, which the last "
-                "sampled one was not",
+                "no layer counts its tokens; pass length= with the number of tokens run (the last sampled "
+                "token has not been run)",
             )
         if reading is None or length != highs.known_length:
-            raise Refusal("offset_mismatch", f"ranks hold from {length} to {highs.known_length} tokens")
-        reading.asked, reading.length = length, _outside_media(request.spans, length)
+            raise Refusal(
+                "offset_mismatch",
+                f"the ranks hold different numbers of tokens, from {length} to {highs.known_length}; "
+                "store after the same step on all of them",
+            )
+        reading.requested, reading.length = length, request.before_media(length)
         reading.checkpointed, reading.trimmable = bool(highs.checkpointed), bool(lows.trimmable)
         if reading.checkpointed and reading.length < length:
-            detail = f"token {length} is inside a media span, where no checkpoint can be used"
+            detail = f"no checkpoint can be used at token {length}, inside a media span; store up to its end"
             raise Refusal("truncated", detail)
         if ranks.grouped:
-            reading.number = self._number(reading, lows.layout, highs.layout)
+            reading.agreed_number = self._agree_on_number(reading, lows.layout, highs.layout)
         return reading
 
     def _read_alone(self, prompt_cache: Any) -> Reading:
@@ -131,16 +134,16 @@ class Store:
         layout, images = prompt.layout(), prompt.images()
         prompt.require_rebuild()
         if self._context.ranks.grouped:
-            self._check_alone(prompt, layout, tokens)
+            self._fail_early(prompt, layout, tokens)
         nbytes, buffers, trimmable = image_figures(images)
         return Reading(prompt, layout, tokens, tokens, not prompt.spans_only, trimmable, nbytes, buffers)
 
-    def _check_alone(self, prompt: Prompt, layout: Layout, length: int) -> None:
-        """What may fail on one rank alone, before any of them changes something.
+    def _fail_early(self, prompt: Prompt, layout: Layout, length: int) -> None:
+        """Triggers everything that may fail on one rank only, before any rank changes its index.
 
-        A single process meets it where it plans and copies. Here a draft that had to be given up on
-        the other ranks would leave them another order of eviction; and a caller's lazy layers may
-        wait for other ranks, which must not have failed in between.
+        A single process can fail later, when it plans and copies. In a group, cancelling a draft would
+        leave the other ranks with a different eviction order. The caller's lazy layers may also wait for
+        other ranks, none of which may have failed in between.
         """
         arrays.evaluate(prompt.arrays())
         contents = self._context.contents
@@ -149,8 +152,8 @@ class Store:
             contents.require_match(self._request.namespace, layout)
         contents.lookup(self._request.head(length), 0)
 
-    def _number(self, reading: Reading, low: int, high: int) -> int:
-        """The newest number under which every rank knows its layout, or a new one."""
+    def _agree_on_number(self, reading: Reading, low: int, high: int) -> int:
+        """The newest number that every rank has bound to its layout, or a new number."""
         while low not in (high, NONE):
             lows, highs = self._context.ranks.propose(LayoutBid, partial(self._newest, reading, low))
             low, high = lows.layout, highs.layout
@@ -168,87 +171,90 @@ class Store:
             number = contents.layouts.newest(reading.layout, limit)
         return LayoutBid(NONE if number is None else number)
 
-    def _store_compactly(self, reading: Reading) -> Stored:
+    def _store_and_compact(self, reading: Reading) -> Stored:
         segments, grouped = self._context.contents.segments, self._context.ranks.grouped
         joins = segments.joins
         stored = self._store(reading)
-        # Ranks decide by what all of them see: their nodes are joined alike, their parts may differ.
-        if joins != segments.joins or (segments.crowded and not grouped):
+        # Ranks join the same nodes but may hold different parts, so only joins may decide in a group.
+        if joins != segments.joins or (segments.fragmented and not grouped):
             evicted = compact(self._context, self._request, stored.length)
             stored = replace(stored, evicted=stored.evicted + evicted)
         return stored
 
     def _store(self, reading: Reading) -> Stored:
-        """Plans and copies until a commit finds the tree as the plan saw it."""
+        """Plans and copies until a commit finds the tree unchanged since its plan."""
         context = self._context
         while True:
-            outcome, planned, halved, evicted = plan(context, self._request, reading)
+            outcome, planned, split_parts, evicted = plan(context, self._request, reading)
             if evicted.cycles:
                 self._evicted += evicted
             if outcome != "ready" or planned is None:
                 return self._without_copy(outcome, reading)
             try:
-                copies = self._copy(planned, reading, halved)
+                copies = self._copy(planned, reading, split_parts)
             except BaseException as error:
-                given_up = abort(context, planned.plan)
+                dropped = abort(context, planned.plan)
                 if isinstance(error, AllocationError):
-                    error.evicted = self._evicted + error.evicted + given_up
+                    error.evicted = self._evicted + error.evicted + dropped
                 raise
-            # A caller's arrays and halves must not be held while the commit drops what they replace.
-            halved = None
-            number, layout, stamp = reading.planned, reading.layout, self._request.stamp
+            # The old parts must not be referenced here while the commit drops them.
+            split_parts = None
+            number, layout, stamp = reading.number, reading.layout, self._request.stamp
             if context.contents.commit(cast("Plan", planned.plan), copies, number, layout, stamp):
                 break
             if self._donate:
-                return self._given_up(reading.length)
+                return self._lost_race(reading.length)
         return self._result(
-            "stored" if planned.length == reading.asked else "truncated",
+            "stored" if planned.length == reading.requested else "truncated",
             length=planned.length,
             new_tokens=planned.length - planned.matched,
-            nbytes=_added_bytes(planned, copies),
+            nbytes=copies.added_bytes(new.segment for new in planned.segments),
         )
 
     def _without_copy(self, outcome: str, reading: Reading) -> Stored:
         if outcome == "already":
             if self._donate:
                 reading.prompt.clear()
-            whole = reading.length == reading.asked
+            whole = reading.length == reading.requested
             return self._result("already" if whole else "truncated", length=reading.length)
         if outcome == "too_large":
             held = self._held(reading.length)
-            detail = "no more of it fits under max_bytes or max_buffers, given what is pinned or in use"
+            detail = (
+                "the rest does not fit under max_bytes or max_buffers next to pinned and leased entries; "
+                "raise the limit or release pins"
+            )
             return self._result("too_large", length=held, detail=detail)
-        return self._result("truncated", detail="no token comes before the media span")
+        return self._result(
+            "truncated", detail="the store ends inside a media span that starts at token 0; store after it"
+        )
 
-    def _given_up(self, length: int) -> Stored:
-        """The tree changed while the caller's cache was let go of: there is nothing to plan again with."""
+    def _lost_race(self, length: int) -> Stored:
+        """The tree changed after the caller's layers were released, so there is nothing left to store."""
         held = self._held(length)
-        detail = "another store changed the tree while this cache was donated"
+        detail = "another store changed the tree while this prompt cache was being donated"
         return self._result("already" if held == length else "truncated", length=held, detail=detail)
 
     def _held(self, length: int) -> int:
-        """Tokens of the key that are held already."""
+        """Tokens of the key that the cache holds already."""
         return self._context.contents.lookup(self._request.head(length), length).length
 
-    def _copy(self, planned: Planned, reading: Reading, halved: Segment | None) -> Copies:
+    def _copy(self, planned: Planned, reading: Reading, split_parts: Segment | None) -> Copies:
         context, prompt = self._context, reading.prompt
         images = prompt.images()
         tokens = planned.length - planned.matched
-        nbytes = _allocation(planned, reading, images, halved)
-        # A donated layer is let go of once its copy is made: one layer is held twice for a moment.
-        need = _allocation(planned, reading, images, halved, donated=True) if self._donate else nbytes
-        # What is donated is no growth, and never refused for what one layer takes for a moment.
-        growth = _part_bytes(halved) if self._donate else nbytes
+        peak = cut_bytes(tokens, reading.layout, images, split_parts, donate=self._donate)
+        # A donated store does not grow memory in the end: it is not refused for one layer's brief copy.
+        growth = segment_bytes(split_parts) if self._donate else peak
         if context.ranks.grouped or context.limits.measured:
             self._require_memory(growth, spare=True)
-            self._evicted += relieve(context, Relief(context, need))
+            self._evicted += relieve(context, Relief(context, peak))
             self._require_memory(growth, spare=False)
         copies, evicted = allocate(
             context,
-            lambda: cut(planned, prompt, images, halved, self._donate),
-            nbytes,
+            lambda: cut(planned, prompt, images, split_parts, self._donate),
+            cut_bytes(tokens, reading.layout, images, split_parts, donate=False),
             f"storing {tokens} tokens",
-            again=not self._donate,
+            repeatable=not self._donate,
         )
         if evicted.cycles:
             self._evicted += evicted
@@ -256,11 +262,11 @@ class Store:
         return copies
 
     def _require_memory(self, need: int, *, spare: bool) -> None:
-        """Refuses a store that no eviction brings under ``memory_limit``, before anything is evicted for it.
+        """Refuses a store that exceeds ``memory_limit``.
 
         Args:
             need: Bytes that it adds.
-            spare: Count what could be evicted as free.
+            spare: Count evictable bytes as free: refuses before anything is evicted in vain.
         """
         context = self._context
 
@@ -271,7 +277,10 @@ class Store:
             return FitsBid(over <= 0)
 
         if not context.ranks.propose(FitsBid, fits).lows.fits:
-            raise Refusal("too_large", f"{format_size(need)} more do not fit under memory_limit")
+            raise Refusal(
+                "too_large",
+                f"{format_size(need)} more do not fit under memory_limit; raise it, or free other memory",
+            )
 
     def _result(
         self, reason: StoreReason, *, length: int = 0, new_tokens: int = 0, nbytes: int = 0, detail: str = ""
@@ -279,36 +288,10 @@ class Store:
         return Stored(length, new_tokens, nbytes, reason, self._evicted, detail)
 
 
-def _allocation(
-    planned: Planned, reading: Reading, images: list[Image], halved: Segment | None, *, donated: bool = False
-) -> int:
-    """Bytes that the copy adds to what is held, at its peak: new tokens, halves of a split, images."""
-    tokens = planned.length - planned.matched
-    layers = [tokens * leaf.token_bytes for leaf in reading.layout.spans]
-    layers += [arrays.nbytes(image.arrays) * (2 if image.computed else 1) for image in images]
-    return _part_bytes(halved) + (max(layers, default=0) if donated else sum(layers))
-
-
-def _added_bytes(planned: Planned, copies: Copies) -> int:
-    new = [array for made in planned.segments for array in copies.segments[made.segment]]
-    images = 0 if copies.checkpoint is None else image_figures(copies.checkpoint[1])[0]
-    return arrays.nbytes(new) + images
-
-
-def _part_bytes(segment: Segment | None) -> int:
-    return sum(arrays.nbytes(part) for part in segment or ())
-
-
-def _outside_media(spans: list[tuple[int, int, bytes]], length: int) -> int:
-    """The last position up to ``length`` that is not inside a span."""
-    for start, span, _ in spans:
-        if start < length < start + span:
-            return start
-    return length
-
-
 def _agreed_refusal(mine: tuple[str, str] | None, reason: int) -> Refusal:
-    """The refusal that all ranks return: this one's own, or the word of another."""
+    """The refusal that all ranks return; with this rank's own detail if it has the same reason."""
     if mine is not None and mine[0] == _REASONS[reason]:
         return Refusal(*mine)
-    return Refusal(_REASONS[reason], "another rank of the group refuses this store")
+    return Refusal(
+        _REASONS[reason], "another rank of the group refuses this store; see that rank's Stored.detail"
+    )

@@ -1,1 +1,1 @@
-"""Agreement of the ranks of one model."""
+"""Agreement among the ranks that run one model."""

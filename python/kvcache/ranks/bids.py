@@ -1,31 +1,31 @@
-"""What the ranks of a group tell each other, by name. Values have 32 bits."""
+"""Bids: what the ranks of a group tell each other, as named 32-bit values."""
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-# Stands in a bid for "no position" and "no layout".
+# "No position" or "no layout" in a bid.
 NONE: Final = -1
 
 
 class Units(NamedTuple):
-    """How many units a rank would evict."""
+    """The number of units that a rank would evict."""
 
     units: int
 
 
 class Nothing(NamedTuple):
-    """Only whether the action succeeded."""
+    """An empty bid: the ranks learn only whether the action succeeded."""
 
 
 class MatchBid(NamedTuple):
-    """What a rank found for a prompt.
+    """The result of a rank's lookup.
 
     Attributes:
         length: Tokens that it could reuse.
-        layout: The layout's number; 0 where nothing is found.
-        units: To be evicted before the copy.
-        reason: Of a miss, by its number.
+        layout: The layout's number; 0 on a miss.
+        units: Units to evict before the copy.
+        reason: The reason of the result, by number.
         matched: Tokens matched in its tree.
         checkpoint_at: Where a checkpoint would help, or ``NONE``.
     """
@@ -39,15 +39,15 @@ class MatchBid(NamedTuple):
 
 
 class ReadingBid(NamedTuple):
-    """How a rank read the prompt cache that it is to store.
+    """A rank's view of the prompt cache to store.
 
     Attributes:
-        storable: Whether it can store it.
-        refusal: Why not, by its number.
-        length: Tokens that it is to be stored for.
-        known_length: The same where its layers count tokens, or the caller does; else 0.
-        checkpointed: Whether it has layers that are kept in checkpoints.
-        trimmable: Whether a checkpoint of it would serve shorter lengths.
+        storable: Whether the rank can store it.
+        refusal: The reason why not, by number.
+        length: Tokens to store.
+        known_length: The same if the layers or the caller count tokens, else 0.
+        checkpointed: Whether it has layers that need checkpoints.
+        trimmable: Whether its checkpoint could also serve shorter lengths.
         layout: The layout's newest number, or ``NONE``.
     """
 
@@ -61,19 +61,19 @@ class ReadingBid(NamedTuple):
 
 
 class LayoutBid(NamedTuple):
-    """The newest number by which a rank knows its layout, or ``NONE``."""
+    """The newest number that a rank has bound to its layout, or ``NONE``."""
 
     layout: int
 
 
 class DraftBid(NamedTuple):
-    """A store that a rank has drafted.
+    """A rank's draft of a store.
 
     Attributes:
-        outcome: By its number.
-        matched: Tokens that it holds already.
-        length: Tokens that fit with everything that is leased kept.
-        length_recopied: Tokens that fit if what this store itself keeps may go.
+        outcome: The outcome, by number.
+        matched: Tokens that the rank holds already.
+        length: Tokens that fit while everything leased is kept.
+        length_recopied: Tokens that fit if the matched part may be evicted and copied again.
     """
 
     outcome: int
@@ -83,7 +83,7 @@ class DraftBid(NamedTuple):
 
 
 class RoomBid(NamedTuple):
-    """Whether a rank can make room under its ledger, and the units that this takes."""
+    """Whether a rank can make room under ``max_bytes``, and how many units it must evict for it."""
 
     possible: int
     units: int
@@ -96,11 +96,11 @@ class FitsBid(NamedTuple):
 
 
 class SessionBid(NamedTuple):
-    """A rank at the start of a session.
+    """A rank's state at the start of a session.
 
     Attributes:
-        spans_only: All its layers can be cut at any token.
-        known: Its namespace holds something, so the bytes of a token are known.
+        spans_only: Whether all its layers can be cut at any token.
+        known: Whether its namespace holds something, so that the bytes of a token are known.
     """
 
     spans_only: int
@@ -114,13 +114,13 @@ class LengthBid(NamedTuple):
 
 
 class OutcomeBid(NamedTuple):
-    """How array work ended on a rank: see :mod:`kvcache.operations.allocate`."""
+    """The outcome of array work on a rank: see :mod:`kvcache.operations.allocate`."""
 
     outcome: int
 
 
 class CheckBid(NamedTuple):
-    """The call that a rank is about to make, and its index, as numbers that differ where they differ."""
+    """Checksums of the call that a rank is about to make and of its index."""
 
     call: int
     closed: int

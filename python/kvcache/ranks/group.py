@@ -1,11 +1,11 @@
-"""Agreement of the ranks of one model.
+"""Agreement among the ranks that run one model.
 
-Every rank holds its own layers' arrays under the same tokens. Ranks that reuse different lengths or
-evict different entries hang in the next collective or answer wrongly, so what each would do is
-agreed before anyone acts. The number and order of collectives depend only on the sequence of calls
-and on agreed values, never on what a rank holds, measures or fails at.
+Each rank stores its own layers' arrays under the same tokens. Ranks that reuse different lengths or evict
+different entries would hang in the next collective or compute wrong answers, so they agree on every action
+before any of them takes it. The number and order of collectives depend only on the sequence of calls and on
+agreed values, never on what a single rank holds, measures or fails at.
 
-A cache without a group agrees with itself: no collective, no cost.
+Without a group, agreement is immediate: there are no collectives and no cost.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Agreed(NamedTuple, Generic[Bid]):
 
     @property
     def equal(self) -> bool:
-        """Whether all ranks have said the same."""
+        """Whether all ranks made the same bid."""
         return self.lows == self.highs
 
 
@@ -44,10 +44,10 @@ class Ranks:
     """The ranks of a group, or a single process.
 
     Attributes:
-        grouped: Whether there is anyone to agree with.
-        rank: This process's number.
-        collectives: Collectives so far.
-        checked: Whether every call compares the ranks before it acts: ``KVCACHE_CHECK_RANKS=1``.
+        grouped: Whether there is more than one rank.
+        rank: This process's rank.
+        collectives: Number of collectives so far.
+        checked: Whether every call first compares the ranks: ``KVCACHE_CHECK_RANKS=1``.
     """
 
     def __init__(self, group: Any) -> None:
@@ -58,7 +58,7 @@ class Ranks:
         self.checked = self.grouped and os.environ.get(CHECK, "") not in ("", "0")
 
     def agree(self, bid: Bid) -> Agreed[Bid]:
-        """Agrees on values that are there. One collective."""
+        """Agrees on a bid that cannot fail. One collective."""
         if not self.grouped:
             return Agreed(bid, bid)
         rows = self._all(bid)
@@ -68,7 +68,7 @@ class Ranks:
         """Has each rank compute a bid, and agrees on it. One collective.
 
         Raises:
-            RankError: Another rank failed. Where this one failed, its own exception.
+            RankError: Another rank failed. If this rank failed, its own exception is raised instead.
         """
         if not self.grouped:
             bid = action()
@@ -77,17 +77,17 @@ class Ranks:
         return _agreed(kind, self._attempt(action, width))
 
     def propose_values(self, action: Callable[[], Sequence[int]], width: int) -> Agreed[tuple[int, ...]]:
-        """As :meth:`propose`, for a number of values that only the caller knows."""
+        """Like :meth:`propose`, for a bid of ``width`` unnamed values."""
         if not self.grouped:
             values = tuple(action())
             return Agreed(values, values)
         return _agreed(tuple, self._attempt(action, width))
 
     def together(self, action: Callable[[], T]) -> T:
-        """Runs ``action`` on each rank; it counts only if it succeeded on all. One collective.
+        """Runs ``action`` on each rank; succeeds only if it succeeds on all. One collective.
 
         Raises:
-            RankError: Another rank failed. Where this one failed, its own exception.
+            RankError: Another rank failed. If this rank failed, its own exception is raised instead.
         """
         if not self.grouped:
             return action()
@@ -109,7 +109,7 @@ class Ranks:
         values: Sequence[int] = [0] * width
         try:
             values = action()
-        except Exception as error:  # noqa: BLE001 - raised once all ranks know
+        except Exception as error:  # noqa: BLE001 - raised again once all ranks know of it
             failure = error
         rows = self._all([failure is None, *values])
         try:
@@ -121,8 +121,8 @@ class Ranks:
     def _all(self, values: Sequence[int]) -> list[list[int]]:
         """The values of every rank, by rank. One collective.
 
-        A gathering, and not an ``all_min`` of the values and their negatives: on a ring that sends
-        each message round twice, and does not say whose value it was.
+        Uses ``all_gather``, not ``all_min`` of the values and their negatives: on a ring, a reduction
+        sends each message around twice, and it would not show which rank had which value.
         """
         self.collectives += 1
         width = len(values)
@@ -131,10 +131,10 @@ class Ranks:
         return [gathered[at : at + width] for at in range(0, len(gathered), width)]
 
     def settle(self) -> None:
-        """Before a call's first collective: what the model has under way on a stream of its own ends.
+        """Waits for mlx-lm's generation stream; runs before a call's first collective.
 
-        A generator that was left in mid-answer leaves its next step running, collectives included, on
-        a stream that mlx-lm keeps for it. Two streams' collectives would take each other's messages.
+        A generator that is abandoned in mid-answer leaves its next step running on that stream, collectives
+        included. Collectives on two streams at once would receive each other's messages.
         """
         generation = sys.modules.get("mlx_lm.generate")
         if generation is not None:
@@ -143,15 +143,16 @@ class Ranks:
     def check(self, call: str, lines: list[str], *, closed: bool) -> None:
         """Compares the call that the ranks are about to make, and their indexes.
 
-        One collective where all is equal. A closed cache is not compared: the call itself fails.
+        One collective if everything is equal. A closed cache is not compared: the call itself fails.
 
         Args:
             call: The call's name.
             lines: The index's outline.
-            closed: This rank's cache is closed.
+            closed: Whether this rank's cache is closed.
 
         Raises:
-            InternalError: Names the first difference, as each rank has it; on all ranks.
+            InternalError: The ranks differ; raised on all of them, with each rank's version of the first
+                difference.
         """
         mine = CheckBid(_code(call), closed, len(lines), _code("\n".join(lines)))
         lows, highs = agreed = self.agree(mine)
@@ -167,10 +168,10 @@ class Ranks:
         raise InternalError(f"the ranks' indexes differ before {call}, in line {at}: {self._each(line)}")
 
     def _each(self, text: str) -> str:
-        """What each rank says. Two collectives."""
-        said = text.encode()
-        longest = max(self.agree((len(said),)).highs)
-        texts = [bytes(row).decode().rstrip() for row in self._all(said.ljust(longest))]
+        """Each rank's text, in one sentence. Two collectives."""
+        encoded = text.encode()
+        longest = max(self.agree((len(encoded),)).highs)
+        texts = [bytes(row).decode().rstrip() for row in self._all(encoded.ljust(longest))]
         return "; ".join(f"rank {rank} has {text!r}" for rank, text in enumerate(texts))
 
 
@@ -181,16 +182,16 @@ def _agreed(kind: type[Bid], rows: list[list[int]]) -> Agreed[Bid]:
 
 
 def _raise(failure: BaseException | None, failed: list[int]) -> None:
-    # A frame that keeps the exception which keeps the frame is a cycle around the caller's arrays.
+    # The frame and the exception would reference each other: a cycle around the caller's arrays.
     try:
         if failure is not None:
             raise failure
         if failed:
-            raise RankError(f"rank {failed[0]} of the group could not do this; see its own error")
+            raise RankError(f"rank {failed[0]} of the group failed in this call; see that rank's error")
     finally:
         del failure
 
 
 def _code(text: str) -> int:
-    """A number below 2³¹ that is equal in every process."""
+    """A checksum below 2³¹ that is the same in every process."""
     return zlib.crc32(text.encode()) >> 1

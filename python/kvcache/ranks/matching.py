@@ -1,4 +1,4 @@
-"""What all ranks of a group can serve of a prompt."""
+"""Agreement on the part of a prompt that all ranks of a group can serve."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from kvcache.results import Reason
     from kvcache.storage.contents import Contents
 
-# In this order ranks agree on a miss: the reason furthest down wins.
+# If ranks miss for different reasons, all of them return the last one in this order.
 _REASONS: Final[tuple[Reason, ...]] = ("hit", "no_entry", "no_checkpoint", "media", "too_short")
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a lookup found on all ranks; the fields are those of the index's ``Match``."""
+    """The lookup result that all ranks share; fields as in the index's ``Match``."""
 
     length: int
     matched: int
@@ -33,12 +33,12 @@ class Found:
 
 @dataclass(frozen=True)
 class Common:
-    """What all ranks can serve.
+    """The agreed match.
 
     Attributes:
-        found: The answer, the same on all ranks.
-        limit: A lookup of this many tokens at most finds it.
-        units: To be evicted before the copy.
+        found: The result, the same on all ranks.
+        limit: The limit with which a lookup returns it on this rank.
+        units: Units to evict before the copy.
     """
 
     found: Found
@@ -53,40 +53,40 @@ def agree_on_match(
     limit: int,
     units: Callable[[Match], int] | None = None,
 ) -> Common:
-    """Agrees on what all ranks can serve.
+    """Agrees on the longest prefix that all ranks can serve.
 
-    Each rank proposes its usable length; where they differ, all propose again at or below the
-    smallest. One collective, more only while the agreed values differ.
+    Each rank proposes its usable length. If the lengths differ, all propose again at or below the smallest.
+    One collective; more only while the proposals differ.
 
     Args:
         ranks: The group.
-        contents: What this rank holds.
+        contents: This rank's contents.
         request: The prompt.
-        limit: Tokens that may be used at most, on this rank.
-        units: Units to evict before a copy of what was found; None: there will be no copy.
+        limit: Most tokens to use, on this rank.
+        units: Counts the units to evict before a match is copied; None if there will be no copy.
     """
     first: Match | None = None
-    most = LARGEST
+    agreed_limit = LARGEST
 
     def propose() -> MatchBid:
         nonlocal first
         request.require()
-        found = contents.lookup(request, min(limit, most))
-        first = found if first is None else first
+        match = contents.lookup(request, min(limit, agreed_limit))
+        first = match if first is None else first
         at = NONE if first.checkpoint_at is None else first.checkpoint_at
         reason = _REASONS.index(first.reason)
-        if found.layout is None:
+        if match.layout is None:
             return MatchBid(0, 0, 0, reason, first.matched, at)
-        wanted = 0 if units is None else units(found)
-        return MatchBid(found.length, found.layout, wanted, reason, first.matched, at)
+        evictions = 0 if units is None else units(match)
+        return MatchBid(match.length, match.layout, evictions, reason, first.matched, at)
 
     while True:
         lows, highs = ranks.propose(MatchBid, propose)
         if lows.length == highs.length and lows.layout == highs.layout:
             break
-        # Other layouts at one length cannot be joined into one answer: nothing is reused.
-        most = lows.length if lows.length < highs.length else 0
-    # Where no rank missed, the miss is that their answers do not go together.
+        # Ranks with different layouts at the same length cannot serve one request: nothing is reused.
+        agreed_limit = lows.length if lows.length < highs.length else 0
+    # If no rank missed alone, the ranks have no prefix in common.
     reason = _REASONS[highs.reason] if lows.length or highs.reason else "no_entry"
     at = lows.checkpoint_at if lows.checkpoint_at > lows.length else None
-    return Common(Found(lows.length, lows.matched, reason, at), min(limit, most), highs.units)
+    return Common(Found(lows.length, lows.matched, reason, at), min(limit, agreed_limit), highs.units)

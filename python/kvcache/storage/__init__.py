@@ -1,1 +1,1 @@
-"""What a cache holds: the index and the arrays under its ids."""
+"""Storage: the index and the arrays stored under its ids."""

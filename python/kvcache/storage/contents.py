@@ -1,12 +1,12 @@
-"""What a cache holds: the index and the arrays under its ids, guarded by one lock.
+"""The contents of a cache: the index and the arrays stored under its ids, guarded by one lock.
 
-Every section is written ``with contents.lock:`` and begins with :meth:`Contents.opened`. The lock is
-native, so that no exception can arrive between its acquisition and the block; and a section that was
-interrupted half-way is finished by the next one:
+Every critical section is written ``with contents.lock:`` and starts with :meth:`Contents.opened`. The lock
+is native, so no exception can arrive between acquiring it and entering the block. If a section is
+interrupted halfway, the next one completes it:
 
-- leases and plans are objects, and one that nobody holds any more is ended;
-- what left the index stays owed until its arrays have been removed;
-- the arrays of a store are put in place before its commit.
+- leases and plans are objects; the index ends those that nothing references any longer;
+- the index remembers the ids it dropped until their arrays have been removed as well;
+- a store puts its arrays in place before it commits.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from kvcache.layers.layout import Layout
     from kvcache.request import Request
     from kvcache.stats import LabelFigures
-    from kvcache.storage.lending import Lent
+    from kvcache.storage.lending import Loan
     from kvcache.storage.segments import Copies, Segment
 
 T = TypeVar("T")
 
 
 class Removed(NamedTuple):
-    """What left the cache: ids and figures, and the arrays, which are the receiver's to let go of."""
+    """The result of a removal: ids and counts, and the arrays, which the receiver must release."""
 
     dropped: Dropped
     arrays: list[Array]
@@ -46,15 +46,15 @@ class Contents:
 
     Args:
         index: The native index.
-        grouped: Ranks have to agree on the order of use, and when a lease is collected is no rank's to
-            choose: they release by hand.
+        grouped: The cache belongs to a group of ranks. Ranks must agree on the order of use, but garbage
+            collection runs at different times on each, so abandoned leases are not ended automatically.
 
     Attributes:
-        lock: Held for bookkeeping alone: no array work, no user's code, no collection.
-        index: For reading; what changes it goes through :meth:`opened`.
-        layouts: Layouts by number; under the lock.
-        labels: Labels by number; under the lock.
-        closed: Whether the cache was closed.
+        lock: Held for bookkeeping only: never during array work, user code or garbage collection.
+        index: For reads; changes go through :meth:`opened`.
+        layouts: Layouts by number; needs the lock.
+        labels: Labels by number; needs the lock.
+        closed: Whether the cache is closed.
     """
 
     def __init__(self, index: CacheIndex, *, grouped: bool) -> None:
@@ -67,70 +67,70 @@ class Contents:
         self._grouped = grouped
 
     def opened(self) -> CacheIndex:
-        """The index, with everything that an interrupted section left finished; under the lock.
+        """Completes what an interrupted section left undone and returns the index; needs the lock.
 
         Raises:
             ClosedError: The cache is closed.
         """
-        index = self._alive()
+        index = self._open_index()
         if index.abandoned and not self._grouped:
             index.end_abandoned()
         if index.owes:
             self.settle()
         return index
 
-    def _alive(self) -> CacheIndex:
+    def _open_index(self) -> CacheIndex:
         if self.closed:
             raise ClosedError("this cache is closed; make a new KVPrefixCache")
         return self.index
 
     def read(self, query: Callable[[CacheIndex], T]) -> T:
-        """Asks the index something that changes nothing; from a signal handler or a finalizer too."""
+        """Runs a read-only query on the index. Works in a signal handler or a finalizer, too."""
         if self.lock.owned:
-            return query(self._alive())
+            return query(self._open_index())
         with self.lock:
             return query(self.opened())
 
     def change(self, action: Callable[[CacheIndex], T]) -> tuple[T, list[Array]]:
-        """Runs one section that may drop something.
+        """Runs one critical section that may drop entries.
 
         Returns:
-            What the action returned, and the arrays of all that left the index.
+            The action's result, and the arrays of everything that left the index.
         """
         with self.lock:
             return action(self.opened()), self.settle()
 
     def remove(self, action: Callable[[CacheIndex], Dropped | None]) -> Removed | None:
-        """Drops what ``action`` drops from the index; None where it drops nothing and says so."""
+        """Runs ``action`` and removes the arrays of what it drops; None if it returns None."""
         dropped, arrays = self.change(action)
         return None if dropped is None else Removed(dropped, arrays)
 
     def settle(self) -> list[Array]:
-        """Does to the arrays what was done to the index; under the lock.
+        """Applies the index's pending changes to the arrays; needs the lock.
 
-        Each step is done whole or can be done again.
+        Each step is atomic or can be repeated.
 
         Returns:
-            The arrays of all that left the index. The list is the caller's.
+            The arrays of everything that left the index. The caller owns the list.
         """
         owed = self.index.owed
         for join in owed.joins:
             self.segments.join(join.segment, join.replaced)
         for number in owed.rewritten:
-            self.segments.rewrite(number)
+            self.segments.apply_staged(number)
         arrays = self.segments.remove(owed.segments, owed.checkpoints)
         self.index.settled()
-        self.segments.withdraw()
+        self.segments.discard_staged()
         return arrays
 
     def clear(self) -> Removed:
-        """Drops everything, even what an interrupted call may have left without an owner."""
+        """Drops everything, including arrays that an interrupted call left without an owner."""
         with self.lock:
             dropped = self.opened().clear()
             return Removed(dropped, [*self.settle(), *self.segments.remove_all()])
 
     def close(self) -> Removed | None:
-        """Drops everything for good; None where that was done before."""
+        """Drops everything and closes the cache; None if it is closed already."""
         with self.lock:
             if self.closed:
                 return None
@@ -140,16 +140,16 @@ class Contents:
             return removed
 
     def lookup(self, request: Request, limit: int) -> Match:
-        """What a fetch of at most ``limit`` tokens would find; changes nothing."""
+        """Finds what a fetch of at most ``limit`` tokens would reuse; changes nothing."""
         return self.read(lambda index: index.lookup(request.key, request.namespace, request.spans, limit))
 
     def lease(self, request: Request, limit: int) -> Acquired:
-        """Keeps what a lookup finds from eviction, until the lease is released or collected."""
+        """Protects what a lookup finds from eviction until the lease is released or garbage-collected."""
         with self.lock:
             return self.opened().acquire(request.key, request.namespace, request.spans, limit)
 
     def release(self, lease: Lease | None, stamp: int) -> None:
-        """Ends a lease. What only it kept goes to MLX's pool until the next cycle."""
+        """Ends a lease. Memory that only the lease kept alive stays in MLX's pool until the next reclaim."""
         if lease is not None:
             with self.lock:
                 if not self.closed:
@@ -157,8 +157,8 @@ class Contents:
                     if self.index.owes:
                         self.settle()
 
-    def lend(self, request: Request, limit: int, *, take: bool) -> tuple[Match, Lent | None]:
-        """Leases what a fetch copies, and hands its arrays out; None where nothing is found."""
+    def lend(self, request: Request, limit: int, *, take: bool) -> tuple[Match, Loan | None]:
+        """Leases what a fetch copies and returns its arrays; no loan if nothing matches."""
         with self.lock:
             index = self.opened()
             place = request.key, request.namespace, request.spans, limit
@@ -166,24 +166,24 @@ class Contents:
             acquired = index.acquire(*place)
             return acquired.found, self._gather(acquired, request, takeable)
 
-    def withdraw(self, request: Request, lent: Lent) -> tuple[Match, Lent | None]:
-        """Moves what was lent out of the cache, as far as nobody else continues it.
+    def withdraw(self, request: Request, loan: Loan) -> tuple[Match, Loan | None]:
+        """Moves a loan out of the cache, except for the part that other sequences share.
 
-        Only now: what fails before the copy has lost nothing. Less of it, or none, where another thread
-        dropped it meanwhile.
+        Called just before the copy, so that a failure before it loses nothing. The new loan is shorter,
+        or None, if another thread dropped some of it in the meantime.
         """
         with self.lock:
             index = self.opened()
-            if lent.lease is not None:
-                index.release(lent.lease, request.stamp)
-            acquired = index.take(request.key, request.namespace, request.spans, lent.found.length)
-            withdrawn = self._gather(acquired, request, lent.takeable)
+            if loan.lease is not None:
+                index.release(loan.lease, request.stamp)
+            acquired = index.take(request.key, request.namespace, request.spans, loan.match.length)
+            withdrawn = self._gather(acquired, request, loan.takeable)
             self.settle()
-        # A lookup of that much and no more has no advice; the first answer had.
-        same = acquired.found.length == lent.found.length
-        return (lent.found if same else acquired.found), withdrawn
+        # This lookup is capped at the loan's length and so suggests no checkpoint; the first one may.
+        same = acquired.found.length == loan.match.length
+        return (loan.match if same else acquired.found), withdrawn
 
-    def _gather(self, acquired: Acquired, request: Request, takeable: int) -> Lent | None:
+    def _gather(self, acquired: Acquired, request: Request, takeable: int) -> Loan | None:
         layout = acquired.found.layout
         if layout is None:
             return None
@@ -195,12 +195,12 @@ class Contents:
             takeable=takeable,
         )
 
-    def halved(self, planned: Planned) -> Segment | None:
-        """The parts of the segment that a plan is going to split; under the lock."""
+    def split_parts(self, planned: Planned) -> Segment | None:
+        """The parts of the segment that a plan splits; None if it splits none. Needs the lock."""
         return None if planned.split is None else list(self.segments.parts[planned.split.old])
 
     def require_match(self, namespace: str, layout: Layout) -> None:
-        """Refuses a layout that cannot be of the model that the namespace holds; under the lock.
+        """Refuses a layout that cannot belong to the namespace's model; needs the lock.
 
         Raises:
             Refusal: ``layout_mismatch``.
@@ -208,13 +208,13 @@ class Contents:
         self.layouts.require_match(self.index.layouts(namespace), layout)
 
     def newest_layout(self, namespace: str) -> Layout | None:
-        """The layout that a namespace was last stored in; None where it holds nothing."""
+        """The layout of the namespace's latest store; None if the namespace is empty."""
         with self.lock:
             numbers = self.opened().layouts(namespace)
             return self.layouts.by_number[numbers[-1]] if numbers else None
 
     def expected_bytes(self, namespace: str, tokens: int, checkpoints: int) -> int:
-        """Bytes that more tokens of a namespace will take, as far as is known before they are there."""
+        """Estimates the bytes that more tokens of a namespace will take; 0 if the namespace is empty."""
         with self.lock:
             numbers = self.opened().layouts(namespace)
             if not numbers:
@@ -227,10 +227,10 @@ class Contents:
         """Makes a store part of the cache.
 
         Returns:
-            False, and nothing is kept, where the tree has changed since the plan.
+            False if the tree has changed since the plan; then nothing is kept.
 
         Raises:
-            ClosedError: The cache was closed meanwhile.
+            ClosedError: The cache was closed in the meantime.
         """
         with self.lock:
             index = self.opened()
@@ -241,48 +241,48 @@ class Contents:
             return committed
 
     def abort(self, plan: Plan) -> Removed | None:
-        """Gives a draft or a plan up, and with it KV that nothing else kept."""
+        """Cancels a draft or a plan, and drops the KV that only it kept."""
         with self.lock:
             if self.closed:
                 return None
             return Removed(self.opened().abort(plan), self.settle())
 
-    def parted(self, acquired: Acquired) -> list[int]:
-        """The leased segments that consist of several parts."""
+    def multipart_segments(self, acquired: Acquired) -> list[int]:
+        """The leased segments that consist of more than one part."""
         numbers = [piece.segment for piece in acquired.pieces]
         with self.lock:
             self.opened()
-            return list(filter(self.segments.is_parted, numbers))
+            return list(filter(self.segments.is_multipart, numbers))
 
     def reserve(self, nbytes: int, buffers: int) -> Room | None:
-        """Keeps room under the ledger; None where there is none. It ends by itself when it is collected."""
+        """Reserves room under the ledger's limits; None if there is not enough. Collecting it frees it."""
         with self.lock:
             return self.opened().reserve_bytes(nbytes, buffers)
 
     def unreserve(self, room: Room) -> None:
-        """Gives reserved room back. A second time does nothing."""
+        """Releases reserved room. A second call does nothing."""
         with self.lock:
             if not self.closed:
                 self.opened().unreserve_bytes(room)
 
     def rewrite(self, lease: Lease, number: int, parts: Segment, room: Room) -> None:
-        """Puts fewer parts in the place of a leased segment's, if they are still the same tokens."""
+        """Replaces a leased segment's parts with fewer ones, if it still holds the same tokens."""
         with self.lock:
             index = self.opened()
             index.unreserve_bytes(room)
-            self.segments.offer(number, parts)
+            self.segments.stage(number, parts)
             index.compacted(lease, number, len(parts))
             self.settle()
 
     def by_label(self, index: CacheIndex, namespace: str | None) -> dict[str, LabelFigures]:
-        """What is held under each label; nothing for a single namespace."""
+        """Figures for each label; empty for a single namespace."""
         return self.labels.figures(index.labels()) if namespace is None else {}
 
     def validate(self) -> None:
-        """Checks every invariant, the ledger against the arrays held included. O(everything).
+        """Checks every invariant, and the ledger against the arrays. O(everything held).
 
         Raises:
-            InternalError: Names the broken invariant.
+            InternalError: An invariant is broken; the message names it.
         """
         with self.lock:
             index = self.opened()

@@ -1,4 +1,4 @@
-"""What a fetch is lent: the arrays of a hit, kept in place by a lease."""
+"""Loans: the stored arrays of a hit, kept in place by a lease while a fetch copies them."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Lent:
+class Loan:
     """A hit's arrays under a lease.
 
     Attributes:
-        found: What the lookup found.
-        lease: Holds the path; None where all of it was taken.
+        match: The lookup's result.
+        lease: Keeps the path; None if the whole path was taken.
         layout: The layout of the arrays.
         pieces: Segments from the root down.
         images: The checkpoint's sliding-window and recurrent layers.
-        trim: The images are past the hit's length and are trimmed to it.
-        remaining: Tokens that the caller is going to add.
-        takeable: Tokens that leave the cache as they are handed out.
+        trim: The images extend past the hit and must be trimmed to its length.
+        remaining: Tokens that the caller is about to add.
+        takeable: Tokens that leave the cache as they are copied.
     """
 
-    found: Match
+    match: Match
     lease: Lease | None
     layout: Layout
     pieces: list[Piece]
@@ -43,22 +43,22 @@ class Lent:
 
     @cached_property
     def allocation(self) -> int:
-        """Bytes that handing it out adds to what is held, at the peak."""
+        """Peak bytes that copying the loan adds."""
         images = [arrays.nbytes(image.arrays) for image in self.images]
-        return allocation(self.layout, self.found.length, self.remaining, images, self.takeable)
+        return allocation(self.layout, self.match.length, self.remaining, images, self.takeable)
 
 
-def gather(acquired: Acquired, layout: Layout, segments: SegmentStore, *, tokens: int, takeable: int) -> Lent:
-    """The arrays of what was acquired; under the lock. What was taken has no other owner any more.
+def gather(acquired: Acquired, layout: Layout, segments: SegmentStore, *, tokens: int, takeable: int) -> Loan:
+    """Collects the arrays of an acquired path; needs the lock. The loan is the sole owner of taken arrays.
 
     Args:
-        acquired: The lease of a lookup that found something, or what was taken.
+        acquired: What was leased or taken; it must have a layout.
         layout: The layout of its arrays.
-        segments: Where they are.
-        tokens: Of the whole prompt.
-        takeable: As of :class:`Lent`.
+        segments: The stored arrays.
+        tokens: Length of the whole prompt.
+        takeable: See :class:`Loan`.
     """
-    found, taken = acquired.found, acquired.taken
+    match, taken = acquired.found, acquired.taken
     owned = frozenset(taken.segments) if taken else frozenset()
     pieces = []
     for piece in acquired.pieces:
@@ -69,36 +69,36 @@ def gather(acquired: Acquired, layout: Layout, segments: SegmentStore, *, tokens
                 pieces.append(Piece(list(part), leading, owned=number in owned))
             left -= leading
     stored = segments.images[acquired.checkpoint.id] if acquired.checkpoint else []
-    return Lent(
-        found=found,
+    return Loan(
+        match=match,
         lease=acquired.lease,
         layout=layout,
         pieces=pieces,
         images=[replace(image, arrays=list(image.arrays)) for image in stored],
-        trim=acquired.checkpoint is not None and acquired.checkpoint.position > found.length,
-        remaining=tokens - found.length,
+        trim=acquired.checkpoint is not None and acquired.checkpoint.position > match.length,
+        remaining=tokens - match.length,
         takeable=takeable,
     )
 
 
 def allocation(layout: Layout, length: int, remaining: int, images: list[int], takeable: int) -> int:
-    """Bytes that handing layer caches out adds to what is held, at the peak: their room included.
+    """Peak bytes that copying stored layers into new caches adds, including room for more tokens.
 
     Args:
-        layout: Their layout.
-        length: Tokens that they hold.
-        remaining: Tokens that the caller is going to add.
+        layout: The layers' layout.
+        length: Tokens to copy.
+        remaining: Tokens that the caller is about to add.
         images: Bytes of each sliding-window or recurrent layer.
-        takeable: Tokens that leave the cache as they are handed out. Then layers are handed out one by
-            one, and what is let go of makes room for the next.
+        takeable: Tokens that leave the cache as they are copied. Layers are then copied one at a time,
+            and each one released makes room for the next.
     """
     held = peak = 0
-    left = iter(images)
+    image_bytes = iter(images)
     for leaf in layout.leaves:
         if isinstance(leaf, ImageLeaf):
-            new = old = next(left)
+            new = old = next(image_bytes)
         else:
-            # A room is filled with one zero, broadcast.
+            # Spare room is filled by broadcasting a single zero.
             new = leaf.adapter.capacity(length, remaining) * leaf.token_bytes + leaf.zero_bytes
             old = takeable * leaf.token_bytes
         peak = max(peak, held + new)

@@ -1,4 +1,4 @@
-"""The arrays: sole owner of what the index gave ids to."""
+"""The stored arrays by segment and checkpoint id. :class:`SegmentStore` is their only owner."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
     from kvcache.arrays import Array
     from kvcache.layers.base import Image
 
-# The arrays of all span layers for consecutive tokens, in layer order.
+# The arrays of all span layers for a run of consecutive tokens, in layer order.
 Part = list[arrays.Array]
-# One node's tokens: one part, or those of the nodes that it was joined of.
+# One node's tokens: a single part, or one part for each of the nodes that were joined into it.
 Segment = list[Part]
-# The images of all window and state layers after one node's last token, in layer order.
+# The images of all window and state layers after a node's last token, in layer order.
 Checkpoint = list["Image"]
 
 
 @dataclass
 class Piece:
-    """A segment's part in a hit.
+    """The part of a hit that comes from one part of a segment.
 
     Attributes:
         segment: Its arrays.
-        tokens: Leading tokens used.
-        owned: It was taken out of the cache: its arrays go as soon as they are copied.
+        tokens: Number of leading tokens used.
+        owned: Taken out of the cache: its arrays are released as soon as they are copied.
     """
 
     segment: list[Array | None]
@@ -39,105 +39,111 @@ class Piece:
 
 @dataclass
 class Copies:
-    """What a store is going to commit."""
+    """The arrays that a store is about to commit."""
 
     segments: dict[int, Part]
     checkpoint: tuple[int, Checkpoint] | None
 
+    def added_bytes(self, segments: Iterable[int]) -> int:
+        """Bytes of these segments and of the checkpoint; the halves of a split are not new."""
+        images = 0 if self.checkpoint is None else image_figures(self.checkpoint[1])[0]
+        return arrays.nbytes([array for number in segments for array in self.segments[number]]) + images
 
-# Parts of a segment from which every store on its path tries to make them fewer.
-MANY: Final = 64
+
+# Every store whose path contains a segment of more parts than this tries to merge them.
+FRAGMENTED: Final = 64
 
 
 class SegmentStore:
-    """Segments and checkpoints by id. Decides nothing; not thread-safe by itself.
+    """Segments and checkpoints by id. Makes no decisions; not thread-safe.
 
     Attributes:
-        parts: Of each segment, in the order of their tokens; for reading.
-        images: Of each checkpoint, in layer order; for reading.
+        parts: Each segment's parts in token order; read-only.
+        images: Each checkpoint's images in layer order; read-only.
+        fragmented: Segments of more than ``FRAGMENTED`` parts.
+        joins: Number of joins so far.
     """
 
     def __init__(self) -> None:
         self.parts: dict[int, Segment] = {}
         self.images: dict[int, Checkpoint] = {}
-        # Parts that are to take the place of a segment's, once the index has agreed.
-        self._rewritten: dict[int, Segment] = {}
-        # Segments in more than `MANY` parts, and how many were ever joined.
-        self.crowded: set[int] = set()
+        # Replacement parts, used once the index accepts them.
+        self._staged: dict[int, Segment] = {}
+        self.fragmented: set[int] = set()
         self.joins = 0
 
     def put(self, segments: dict[int, Part], checkpoint: tuple[int, Checkpoint] | None) -> None:
-        """Takes over the arrays of one commit."""
+        """Takes ownership of the arrays of one commit."""
         self.parts.update({number: [part] for number, part in segments.items()})
         if checkpoint is not None:
             self.images[checkpoint[0]] = checkpoint[1]
 
     def join(self, number: int, replaced: Sequence[int]) -> None:
-        """Puts the parts of several segments under one new id. A second time does nothing."""
+        """Moves the parts of several segments to one new id. Repeating it does nothing."""
         if number not in self.parts:
             self.parts[number] = [part for old in replaced for part in self.parts[old]]
             self.joins += 1
-        if len(self.parts[number]) > MANY:
-            self.crowded.add(number)
+        if len(self.parts[number]) > FRAGMENTED:
+            self.fragmented.add(number)
         self.remove(replaced, ())
 
-    def offer(self, number: int, parts: Segment) -> None:
-        """Keeps rewritten parts of a segment until :meth:`rewrite`, or :meth:`withdraw`."""
-        self._rewritten[number] = parts
+    def stage(self, number: int, parts: Segment) -> None:
+        """Holds a segment's replacement parts until :meth:`apply_staged` or :meth:`discard_staged`."""
+        self._staged[number] = parts
 
-    def rewrite(self, number: int) -> list[Array]:
-        """Puts rewritten parts in the place of a segment's own, which are handed out."""
-        parts = self._rewritten.get(number)
+    def apply_staged(self, number: int) -> list[Array]:
+        """Replaces a segment's parts with the staged ones and returns the old arrays."""
+        parts = self._staged.get(number)
         if parts is None or number not in self.parts:
             return []
         old, self.parts[number] = self.parts[number], parts
-        if len(parts) <= MANY:
-            self.crowded.discard(number)
+        if len(parts) <= FRAGMENTED:
+            self.fragmented.discard(number)
         return [array for part in old for array in part]
 
-    def withdraw(self) -> None:
-        """Lets go of all offers."""
-        self._rewritten.clear()
+    def discard_staged(self) -> None:
+        """Releases all staged parts."""
+        self._staged.clear()
 
-    def is_parted(self, number: int) -> bool:
-        """Whether the segment is there, in several parts."""
+    def is_multipart(self, number: int) -> bool:
+        """Whether the segment is held and has more than one part."""
         return len(self.parts.get(number, ())) > 1
 
-    def find(self, number: int) -> Segment:
-        """The parts under an id; none where the segment is gone or is one with another now."""
+    def parts_of(self, number: int) -> Segment:
+        """A segment's parts; empty if it was evicted or joined with another."""
         return list(self.parts.get(number, ()))
 
     def remove(self, segments: Sequence[int], checkpoints: Sequence[int]) -> list[Array]:
-        """Hands out the arrays under these ids. Ids without arrays are passed over."""
-        found = [array for number in segments for part in self.parts.pop(number, ()) for array in part]
-        self.crowded.difference_update(segments)
-        found += [
+        """Removes these ids and returns their arrays. Unknown ids are skipped."""
+        removed = [array for number in segments for part in self.parts.pop(number, ()) for array in part]
+        self.fragmented.difference_update(segments)
+        removed += [
             array for number in checkpoints for image in self.images.pop(number, ()) for array in image.arrays
         ]
-        return found
+        return removed
 
     def remove_all(self) -> list[Array]:
-        """Hands out all arrays: the index holds nothing any more."""
-        found = [array for segment in self.parts.values() for part in segment for array in part]
-        found += [array for images in self.images.values() for image in images for array in image.arrays]
+        """Removes and returns all arrays; the index must be empty."""
+        removed = [array for segment in self.parts.values() for part in segment for array in part]
+        removed += [array for images in self.images.values() for image in images for array in image.arrays]
         self.parts.clear()
         self.images.clear()
-        self.crowded.clear()
-        return found
+        self.fragmented.clear()
+        return removed
 
-    def abandon(self) -> None:
-        """The cache was collected: its arrays go, and their memory comes back."""
+    def release_all(self) -> None:
+        """Frees all memory: the finalizer of a cache that was garbage-collected without a close."""
         self.remove_all()
         arrays.clear_pool()
 
     def totals(self) -> tuple[int, int, int]:
-        """(bytes, arrays, segments) that are really held. O(arrays)."""
+        """(bytes, arrays, segments) actually held. O(arrays)."""
         held = [array for segment in self.parts.values() for part in segment for array in part]
         held += [array for images in self.images.values() for image in images for array in image.arrays]
         return arrays.nbytes(held), len(held), len(self.parts)
 
     def check(self, nbytes: int, buffers: int, segments: int, checkpoints: int) -> None:
-        """Compares the ledger with the arrays.
+        """Compares the ledger's figures with the arrays.
 
         Raises:
             InternalError: They differ.
@@ -146,13 +152,13 @@ class SegmentStore:
         ledger = (nbytes, buffers, segments, checkpoints)
         if held != ledger:
             raise InternalError(
-                "broken invariant: (bytes, arrays, segments, checkpoints) held are "
-                f"{held}, the ledger says {ledger}"
+                "broken invariant: the ledger counts (bytes, arrays, segments, checkpoints) = "
+                f"{ledger}, the arrays held are {held}"
             )
 
 
 def image_figures(images: Sequence[Image]) -> tuple[int, int, bool]:
-    """(bytes, arrays, trimmable) of a checkpoint."""
+    """(bytes, arrays, trimmable) of a checkpoint made of these images."""
     held: Iterable[Array] = [array for image in images for array in image.arrays]
     return (
         arrays.nbytes(held),

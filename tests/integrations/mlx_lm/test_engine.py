@@ -32,8 +32,10 @@ def test_patch_gives_back_what_it_took(tiny: Path) -> None:
     before = [getattr(server, name) for name in names]
     with patch() as outer:
         assert isinstance(server.LRUPromptCache(3), PromptCache)
-        with patch(max_size=7, max_bytes="1MB"):
+        with patch(max_size=7, max_bytes="1MB") as installation:
+            assert repr(installation) == "Installation(no cache yet, max_size=7, max_bytes='1MB')"
             inner = server.LRUPromptCache(3)
+            assert repr(installation) == "Installation(0 entries, max_size=7, max_bytes='1MB')"
             assert (inner.max_size, inner.max_bytes) == (7, 1_000_000)
         assert server.LRUPromptCache(3).max_size == 3
         assert outer.prompt_cache.max_bytes is None

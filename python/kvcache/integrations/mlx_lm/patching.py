@@ -123,6 +123,10 @@ class Installation:
 
         return run_with_limit
 
+    def __repr__(self) -> str:
+        held = "no cache yet" if self.prompt_cache is None else f"{len(self.prompt_cache)} entries"
+        return f"Installation({held}, max_size={self._max_size}, max_bytes={self._max_bytes!r})"
+
 
 def require_one_process() -> None:
     """Ranks would have to agree on every hit.
