@@ -153,7 +153,7 @@ bench-stops: build  ## 50 stops of kvcache serve of each kind by each signal; fa
 bench-ranks: build  ## what agreement of two ranks adds to a fetch; fails where a bar is missed
 	$(BIN)/python -m benches.ranks.fetch
 
-bench-disk:  ## writing and reading of records beside a plain read of the same disk, in DISK=folder
+bench-disk:  ## record writes and reads against a plain read of the same disk, in DISK=folder
 	cargo run --release --quiet --package kvcache-disk --example segments -- $(or $(DISK),target/bench-disk)
 
 bench-peers: build  ## prefix indexes of other projects against ours; writes benches/results/peers.md

@@ -1,7 +1,7 @@
 """Workloads and the way to time them, shared by everything in this folder.
 
 Prompts are int32 ids below a usual vocabulary size, from a fixed seed. A measured call never sees
-the same buffer twice in a row: equal prompts stand in several distinct buffers, in rotation, so
+the same buffer twice in a row: equal prompts are in several distinct buffers, in rotation, so
 neither a remembered last query nor a comparison by identity would help. What a figure is held
 against (libc memcmp, memmove, `array.array`) runs between the measured calls, on buffers of its
 own, so that both meet the same clock speed, the same neighbours and equally warm caches.
@@ -45,7 +45,7 @@ def queries(stored: np.ndarray, place: str, count: int = BUFFERS) -> list[np.nda
     at = {"end": len(stored), "middle": len(stored) // 2, "nowhere": 0}[place]
     made = [stored.copy() for _ in range(count)]
     for number, query in enumerate(made):
-        # Ids above the vocabulary: nothing behind the divergence can match by chance.
+        # Ids above the vocabulary: nothing past the divergence can match by chance.
         query[at:] += VOCABULARY * (number + 1)
     return made
 

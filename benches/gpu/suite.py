@@ -39,7 +39,7 @@ FIRST: Final = (
     "test_failures",
     "cases/",
 )
-# A file is begun again without the test that ended its process, so many times.
+# How often a file is run again without the test that ended its process.
 CRASHES: Final = 5
 STARTED: Final = re.compile(r"^(tests/\S+::.+?)(?: (?:PASSED|FAILED|SKIPPED|ERROR).*)?$", re.MULTILINE)
 

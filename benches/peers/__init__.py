@@ -1,1 +1,1 @@
-"""kvcache's index beside other prefix indexes, Rust and Python, in one report."""
+"""kvcache's index against other prefix indexes, Rust and Python, in one report."""

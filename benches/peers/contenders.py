@@ -1,4 +1,4 @@
-"""What a Python engine could use instead, behind one pair of calls.
+"""What a Python engine could use instead, with one common pair of calls.
 
 Every contender starts from raw token ids in the form that it takes: a list, or an mlx array for
 exo. The KV that a real entry carries is left out or tiny, so that only the index is timed.

@@ -95,14 +95,14 @@ def versions() -> str:
 NOTES = """\
 Times are medians; the factor in brackets is that contender's time over kvcache's, so above 1 kvcache
 is faster. All contenders of a table run in turn in every round of one process, each starts from raw
-token ids, and equal queries stand in five buffers, in rotation. `memcmp`, `memcpy` and `memmove` are
+token ids, and equal queries are in five buffers, in rotation. `memcmp`, `memcpy` and `memmove` are
 the physical limit: reading or copying the same bytes, between two distinct buffers.
 
 What to know when reading:
 
 - kvcache and kv-index know exactly what was stored; dynamo compares 64-bit hashes of blocks and
   leaves the rest of a prompt (up to 15 or 63 tokens) out. It has no eviction order of its own.
-- On a miss, and behind a divergence, kvcache still reads the rest of the prompt: an invalid token
+- On a miss, and past a divergence, kvcache still reads the rest of the prompt: an invalid token
   anywhere is an error and not a shorter match. kv-index accepts any 32-bit number and stops.
 - kv-index stores a new prompt as one vector: one allocation, one copy, which is the limit itself.
   kvcache stores a node for every 1,024 tokens, so that eviction takes tails and a split copies at

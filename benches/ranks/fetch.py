@@ -3,7 +3,7 @@
 A cache of the group and one without a group hold the same prompts. In turn, each between two rendezvous:
 nothing, a bare ``all_min``, a hit of each cache, a miss of each. The time to the second rendezvous is
 taken, since a model's next step waits for the slowest rank with or without a cache. A hit takes two
-collectives, a miss one; the rest of the difference is what stands around them. The bar is for the
+collectives, a miss one; the rest of the difference is the code around them. The bar is for the
 quietest 2 % of the rounds, in which no rank waited for a time slice: a ring's threads poll, and with
 fewer cores than threads a message of more than one integer may cost one (the bare ``all_gather`` beside
 shows it). Where the median ``all_min`` takes several times as long as a quiet one, other programs had
@@ -30,7 +30,7 @@ from kvcache import KVPrefixCache
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Times a bare collective: two for a hit, one for a miss, and what stands around them.
+# Times a bare collective: two for a hit, one for a miss, and the code around them.
 BARS = {"hit": 2.6, "miss": 1.6}
 QUIET, WARM_UP, BUSY = 0.02, 20, 2.0
 Times = dict[str, list[float]]

@@ -1,4 +1,4 @@
-"""mlx_lm.server as it is beside `kvcache serve`: same requests, same options, same byte limit.
+"""mlx_lm.server, unmodified, against `kvcache serve`: same requests, same options, same byte limit.
 
 Counted at the model's `__call__` in both. Fails where ours computes more than half of the prefill
 tokens. `make bench-server` writes benches/results/server.md.

@@ -35,8 +35,8 @@ def main() -> int:
                     endings[f"status {outcome.status}"] += 1
                     endings.update(f"answer {answer}" for answer in outcome.answers)
                 bad += times - good
-                told = ", ".join(f"{count} times {ending}" for ending, count in sorted(endings.items()))
-                print(f"{kind:<10}  {number.name}  {good:>5}  {told}", flush=True)
+                summary = ", ".join(f"{count} times {ending}" for ending, count in sorted(endings.items()))
+                print(f"{kind:<10}  {number.name}  {good:>5}  {summary}", flush=True)
     return 1 if bad else 0
 
 

@@ -113,7 +113,7 @@ class Chat:
             except Exception as error:  # a model's own code and a foreign parser: anything can come
                 raise CliError(
                     f"{folder} cannot be loaded as an mlx-lm model ({type(error).__name__}: {quote(error)}); "
-                    "name a folder that mlx-lm converted, or make the model anew."
+                    "name a folder that mlx-lm converted, or convert the model again."
                 ) from error
         self._model, self._tokenizer = loaded
         self._cache = KVPrefixCache()

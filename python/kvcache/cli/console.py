@@ -40,14 +40,14 @@ def say(sentence: str) -> None:
 
 
 def show_any_text() -> None:
-    """Names of files may hold what no encoding has; they are shown with backslashes then."""
+    """Shows characters that cannot be encoded, as in some file names, as backslash escapes."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def drop_output(stream: TextIO | None) -> None:
-    """Lets what is still buffered go nowhere: the interpreter would fail on it at its exit (status 120)."""
+    """Discards buffered output: the interpreter would fail on it at exit (status 120)."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), cast("TextIO", stream).fileno())
 

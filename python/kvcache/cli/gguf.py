@@ -169,7 +169,7 @@ def _float32(arrays: dict[str, mx.array], name: str) -> mx.array:
     if scales is None:
         weight = weight.astype(mx.float32)
     else:
-        # 32-bit words hold a group's values: their number tells the bits, 4 or 8 in one and the same file.
+        # 32-bit words hold a group's values: their count gives the bits, 4 or 8 within one file.
         bits = weight.shape[-1] * 32 // (scales.shape[-1] * _GROUP_SIZE)
         biases = arrays[f"{stem}.biases"].astype(mx.float32)
         weight = mx.dequantize(weight, scales.astype(mx.float32), biases, _GROUP_SIZE, bits)

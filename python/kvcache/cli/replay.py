@@ -35,7 +35,7 @@ class _Budgets(argparse.Action):
         _option: str | None = None,
     ) -> None:
         given: list[str] = list(values or ())
-        # The first is this option's for sure; traces may stand behind the last.
+        # The first is always this option's; traces may follow the last.
         count = 1
         while count < len(given) and looks_like_budget(given[count]):
             count += 1

@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     """Runs the server until it is stopped. After SIGINT or SIGTERM the process ends here, with status 0.
 
     Returns:
-        Nothing that could be reached: the server ends by a signal or by an exception.
+        Never: the server ends by a signal or an exception.
 
     Raises:
         CliError: A model folder or a port that cannot be used, or a server that could not go on.

@@ -150,7 +150,7 @@ def _disk_errors(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """A new folder beside `target` that takes its place at the end, or vanishes after an exception."""
+    """A new folder next to `target` that takes its place at the end, or vanishes after an exception."""
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         new = scratch / "new"

@@ -73,7 +73,7 @@ def model_size(path: Path) -> ModelSize:
     """Reads a model folder's `config.json`, or that file itself.
 
     Raises:
-        ConfigError: There is none, or it does not tell.
+        ConfigError: It is missing, or does not determine the size.
     """
     file = path / "config.json" if path.is_dir() else path
     try:

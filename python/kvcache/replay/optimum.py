@@ -1,7 +1,7 @@
 """The offline optimum: what no cache of a given size could beat, had it known all requests in advance.
 
 How: at each request count the tokens held, take the request's tokens in, and while more are held than fit,
-give up the token whose next use lies farthest ahead; among equals the deepest. A token without a next use is
+evict the token whose next use is farthest away; among equals the deepest. A token without a next use is
 not kept at all. Tokens of one tree node share their uses, so whole runs are moved at a time.
 
 Why it is exact: a hit on a token means having kept it from one use to the next. That is an interval on the

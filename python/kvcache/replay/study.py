@@ -88,7 +88,7 @@ def study(
         budgets: Those in bytes need `bytes_per_token`.
         segment_tokens: The grain of eviction.
         bytes_per_token: None where unknown.
-        begin: Told what is done now.
+        begin: Called with the name of each step.
         tick: Called after each request of each run: for each budget the optimum's and the index's.
     """
     started = time.perf_counter()

@@ -21,7 +21,7 @@ _NONE: Final = -1
 
 
 class PrefixTree:
-    """Nodes are numbers; the root is none of them.
+    """Nodes are numbers; the root has none.
 
     Args:
         requests: Unit ids of each request, none negative.

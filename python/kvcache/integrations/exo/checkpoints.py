@@ -32,7 +32,7 @@ class _Bid(NamedTuple):
         end: Where it can store the whole; 0 where it cannot.
         spans_only: All its layers can be cut at any token.
         most: Its snapshots that can be stored.
-        fewest: The same; beyond all counts where it needs none.
+        fewest: The same; larger than any count if it needs none.
     """
 
     length: int
@@ -141,7 +141,7 @@ def rewound(prompt_cache: Sequence[Any], states: Sequence[Any] | None, length: i
         length: Tokens, at least 1.
 
     Returns:
-        None where some layer can neither be cut nor stands in the snapshot.
+        None if some layer can neither be cut nor is in the snapshot.
     """
     given = states if states is not None else [None] * len(prompt_cache)
     if len(given) != len(prompt_cache):

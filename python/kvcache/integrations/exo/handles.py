@@ -1,8 +1,8 @@
 """Handles: the numbers by which exo's engine names what it stored.
 
 exo's own are positions in a list, which an eviction shifts. Here a number is given out once and
-stays with its prompt, whatever becomes of the KV. Prompts are kept as bytes in sorted order, so that
-the one that shares most with a query stands beside it: O(log handles) comparisons, each at the speed
+stays with its prompt, even after the KV is evicted. Prompts are kept as bytes in sorted order, so the
+one that shares most with a query is next to it: O(log handles) comparisons, each at the speed
 of ``memcmp``, plus one pass over what is shared.
 """
 
@@ -31,7 +31,7 @@ WORD: Final = 4
 
 @dataclass(frozen=True)
 class Entry:
-    """What a handle stands for.
+    """The prompt a handle refers to.
 
     Attributes:
         request: The prompt.
@@ -59,7 +59,7 @@ class Handles:
     def match(self, request: Request, length: int) -> tuple[int, Entry, int]:
         """The handle whose prompt shares most with ``request``, of which ``length`` tokens are reused.
 
-        Where no prompt is remembered that shares so much, a handle is made for what is reused.
+        If no remembered prompt shares that much, a new handle is made for the reused tokens.
 
         Returns:
             The handle, its entry, and the number of tokens shared.
@@ -94,10 +94,10 @@ class Handles:
             return self._put(handle, entry)
 
     def entry(self, handle: int) -> Entry | None:
-        """What the handle stands for; None where it was forgotten.
+        """The handle's entry; None if it was forgotten.
 
         Raises:
-            TypeError: No int.
+            TypeError: The handle is not an int.
             IndexError: No such handle was ever given out.
         """
         if isinstance(handle, bool) or not isinstance(handle, int):

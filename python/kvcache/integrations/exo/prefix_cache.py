@@ -96,7 +96,7 @@ class KVPrefixCache:
         return found
 
     def clear(self) -> None:
-        """Drops everything and gives the memory back. A call of all ranks."""
+        """Drops everything and frees the memory. Every rank must call it."""
         self.cache.clear()
         self._handles.clear()
 
@@ -116,7 +116,7 @@ class KVPrefixCache:
             ssm_snapshots: Objects with ``token_count`` and ``states``: the layers at that moment,
                 None where a layer can be cut.
             media_regions: Objects with ``content_hash``, ``start_pos`` and ``end_pos``. One without
-                a hash matches nothing, so what stands behind it is not kept.
+                a hash matches nothing, so the tokens after it are not kept.
             prefill_tps: Tokens a second; kept for the attribute of that name.
 
         Returns:
@@ -139,10 +139,10 @@ class KVPrefixCache:
         media_regions: Sequence[Any] | None = None,
         prefill_tps: float = 0.0,
     ) -> int | None:
-        """As :meth:`add_kv_cache`, and the index stands for the longer prompt from now on.
+        """As :meth:`add_kv_cache`, and the index refers to the longer prompt from now on.
 
-        That is where the prompt continues the one that the index stands for. One that only begins
-        like it is another conversation: it gets an index of its own, and both are kept.
+        This applies if the prompt continues the one that the index refers to. A prompt that only shares
+        its beginning is another conversation: it gets an index of its own, and both are kept.
 
         Args:
             index: As :meth:`get_kv_cache` gave it.

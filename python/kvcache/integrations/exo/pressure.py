@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class MemoryPressure(SystemMemoryPressure):
-    """``EXO_MEMORY_THRESHOLD``, else what ``SystemMemoryPressure`` goes by.
+    """``EXO_MEMORY_THRESHOLD``, else the default of ``SystemMemoryPressure``.
 
     Raises:
         ConfigError: A threshold that cannot be used.
@@ -32,7 +32,7 @@ class MemoryPressure(SystemMemoryPressure):
 
     @contextmanager
     def before_prefill(self) -> Iterator[None]:
-        """Under the lower threshold while it lasts."""
+        """Applies the lower threshold inside the context."""
         usual, self.threshold = self.threshold, self._prefill
         try:
             yield

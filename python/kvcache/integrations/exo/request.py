@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# What stands at a region that nobody identified. Never stored, so it equals nothing.
+# The digest of an unidentified region. Never stored, so it matches nothing.
 _UNIDENTIFIED: Final = b"unidentified"
 _MEDIA_BIT: Final = 1 << 31
 
@@ -28,7 +28,7 @@ class Request:
         tokens: Its ids, in memory of its own.
         spans: The regions whose content is identified, in order.
         known: Tokens before the first region that is not: one without a hash, out of range, or in
-            the way of another. Nothing behind it is stored or reused.
+            overlapping another. Nothing after it is stored or reused.
 
     Raises:
         TokenError: A token id that is out of range.
@@ -59,7 +59,7 @@ class Request:
         return length
 
     def head(self, length: int) -> Request:
-        """The first ``length`` tokens, cut at no span's inside."""
+        """The first ``length`` tokens, never cut inside a span."""
         part = object.__new__(Request)
         part.tokens = self.tokens[:length].copy()
         part.spans = [span for span in self.spans if span.start + span.length <= length]
@@ -80,7 +80,7 @@ class Request:
 
 
 def _read(regions: Sequence[Any], tokens: int) -> tuple[list[MediaSpan], int]:
-    """The identified spans, and how many tokens stand before the first that is not."""
+    """The identified spans, and how many tokens precede the first that is not."""
     spans: list[MediaSpan] = []
     free = 0
     for region in sorted(regions, key=lambda region: region.start_pos):

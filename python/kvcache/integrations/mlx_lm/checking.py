@@ -34,7 +34,7 @@ class CarefulResponseGenerator(server.ResponseGenerator):
 
     def generate(self, request: Any, generation_args: Any, *args: Any, **options: Any) -> Any:
         """Raises ``RequestError`` for a request that cannot be served as it is."""
-        # A dead generator is reported whatever was asked of it.
+        # A dead generator is reported for any request.
         if self.generation_available():
             words = generation_args.stop_words
             if not isinstance(words, list) or not all(isinstance(word, str) and word for word in words):

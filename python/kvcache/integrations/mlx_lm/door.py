@@ -7,7 +7,7 @@ import time
 
 
 class Door:
-    """Counts requests under way, and lets no more in once it is closed."""
+    """Counts requests under way and admits none once it is closed."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -26,7 +26,7 @@ class Door:
             self._changed.notify_all()
 
     def close(self, timeout: float) -> int:
-        """Lets no more in and waits until all have left, at most ``timeout`` seconds; how many have not."""
+        """Admits no more and waits up to ``timeout`` seconds for all to leave; returns how many remain."""
         deadline = time.monotonic() + timeout
         with self._changed:
             self._closed = True

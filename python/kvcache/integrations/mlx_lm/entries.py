@@ -40,7 +40,7 @@ def layers(prompt_cache: Any) -> list[Any]:
     """The layer caches as a list. A map or a generator could be read once only, and a store reads twice.
 
     Raises:
-        TypeError: They are no list or tuple.
+        TypeError: Not a list or tuple.
     """
     if not isinstance(prompt_cache, list | tuple):
         raise TypeError(f"prompt_cache must be a list of layer caches, found {type(prompt_cache).__name__}")

@@ -1,4 +1,4 @@
-"""What a running server tells: Prometheus metrics and a JSON object."""
+"""Figures of a running server: Prometheus metrics and a JSON object."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What HTTP clients of the server get: figures, and an answer to every request however it is broken."""
+"""What HTTP clients of the server get: figures, and an answer to every request, however malformed."""
 
 # mlx-lm carries no types.
 # mypy: allow-untyped-calls
@@ -36,7 +36,7 @@ MOST_BODY: Final = 256 << 20
 _POSTS: Final = ("/v1/completions", "/v1/chat/completions", "/chat/completions")
 # Seconds without a byte of a request that has begun; an answer may take any time.
 _PATIENCE: Final = 60.0
-# What a request is told whose generator has ended, by mlx-lm and by us.
+# Errors of a request whose generator has ended: mlx-lm's and ours.
 _ENDING: Final = ("generation thread died", STOPPING)
 
 
@@ -214,7 +214,7 @@ class APIHandler(_Careful, server.APIHandler):
         return body
 
     def _set_completion_headers(self, status_code: int = 200) -> None:
-        # mlx-lm answers 404 to whatever its generator raises.
+        # mlx-lm answers 404 to any exception of its generator.
         error = sys.exception()
         if status_code == 404 and error is not None and _status(error) != 500:
             status_code = _status(error)
@@ -234,7 +234,7 @@ class APIHandler(_Careful, server.APIHandler):
             self.stream_options = {"include_usage": False} | self.stream_options
 
     def handle_chat_completions(self) -> Any:
-        """Raises ``ValueError`` for messages that are none."""
+        """Raises ``ValueError`` for malformed messages."""
         check_messages(self.body.get("messages"))
         return super().handle_chat_completions()
 

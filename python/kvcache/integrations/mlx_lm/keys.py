@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Namespaces:
-    """One namespace for each model, whatever it prints as: equal models share one, others never do."""
+    """One namespace for each model, regardless of its repr: equal models share one, others never do."""
 
     def __init__(self) -> None:
         # No lock, which a finalizer could find held by its own thread: each step is one of the dict's.

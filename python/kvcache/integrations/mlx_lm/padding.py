@@ -1,9 +1,9 @@
 """Models whose rows must not be padded.
 
-A batch is as wide as its longest row. Attention masks what the shorter rows are filled up with, but a
+A batch is as wide as its longest row. Attention masks the padding of the shorter rows, but a
 recurrent state runs on over it unless the model takes care of ``lengths``. Some models of mlx-lm do not
-look at them (Mamba, Jamba, RWKV-7), and others do and still end in another state (Nemotron-H). Nothing in
-a state says what it ran, so only the states of rows that were never padded are kept.
+look at them (Mamba, Jamba, RWKV-7), and others do and still end in another state (Nemotron-H). A state
+does not record what it ran, so only the states of rows that were never padded are kept.
 """
 
 from __future__ import annotations

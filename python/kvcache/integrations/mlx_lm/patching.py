@@ -48,7 +48,7 @@ def installed(
 
 @contextmanager
 def replaced(owner: Any, **values: Any) -> Iterator[None]:
-    """The owner has other attributes while the context lasts."""
+    """Replaces attributes of ``owner`` inside the context."""
     before = {name: getattr(owner, name) for name in values}
     try:
         for name, value in values.items():
@@ -78,7 +78,7 @@ class Installation:
         self.stopping = threading.Event()
 
     def names(self) -> dict[str, Any]:
-        """The server's names and what stands for them."""
+        """The server's names and their replacements."""
         return {
             "LRUPromptCache": self.make,
             "BatchGenerator": type("BatchGenerator", (KeepingBatchGenerator,), {"installation": self}),
@@ -89,7 +89,7 @@ class Installation:
         }
 
     def make(self, max_size: int | None = 10, max_bytes: int | str | None = None) -> ServerPromptCache:
-        """Stands for the class: makes the cache with this patch's limits, else with the given ones."""
+        """Replaces the class: makes the cache with this patch's limits, else with the arguments."""
         if max_bytes is None:
             max_bytes = self._server_bytes
         self.prompt_cache = ServerPromptCache(
@@ -108,7 +108,7 @@ class Installation:
         return () if self.prompt_cache is None else self.prompt_cache.prompt
 
     def keep(self, fetched: Fetched, tokens: list[int], prompt_cache: list[Any]) -> None:
-        """Stores what a request has computed so far. The request goes on whatever happens here."""
+        """Stores what a request has computed so far. A failure here does not end the request."""
         try:
             if self.prompt_cache is not None and tokens:
                 self.prompt_cache.insert_cache(fetched.model, tokens, prompt_cache, cache_type="user")
@@ -182,7 +182,7 @@ class KeepingBatchGenerator(BatchGenerator):
         return prompts, generated
 
     def remove(self, uids: list[int], *args: Any, **options: Any) -> Any:
-        """Stores what the requests have computed, then lets go of them."""
+        """Stores what the requests have computed, then removes them."""
         self._keep(uids)
         self._forget(uids)
         return super().remove(uids, *args, **options)

@@ -54,7 +54,7 @@ class PromptCache:
 
     The methods and their arguments are the same. What differs: a fetch counts as use,
     ``rest`` is never empty, a prefix that several sequences share is held once, an entry larger
-    than the limit pushes nothing out, and evicted memory is given back before the call returns. The
+    than the limit evicts nothing, and evicted memory is freed before the call returns. The
     cache types are labels for :meth:`stats_by_type`; they do not order evictions.
 
     A *sequence* is what was inserted and is not the beginning of a longer one (models with

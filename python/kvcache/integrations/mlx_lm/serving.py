@@ -108,7 +108,7 @@ class Serving:
         self.installation.stopping.set()
         generator.stop()
         if left:
-            # They are told that the generator has ended, which mlx-lm looks for once a second.
+            # Their threads learn that the generator has ended: mlx-lm checks once a second.
             door.close(_GRACE)
         for httpd in servers:
             httpd.hang_up()
@@ -129,7 +129,7 @@ def _handler(base: type[APIHandler | FiguresHandler], door: Door, prompt_cache: 
 
 
 class FreezingModelProvider(server.ModelProvider):
-    """Keeps what a loaded model brings out of later collections: each eviction makes one."""
+    """Excludes a loaded model's objects from later collections: each eviction runs one."""
 
     loading = False
 
