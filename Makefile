@@ -18,6 +18,10 @@ FREE_PYTHON ?= python3.14t
 # Reference BLAS in the Linux CPU wheel of MLX is 90 times slower than OpenBLAS; used where it is installed.
 OPENBLAS := $(shell ldconfig -p 2>/dev/null | awk '/libopenblas\.so\.0/ {print $$NF; exit}')
 PRELOAD  := $(if $(OPENBLAS),LD_PRELOAD=$(OPENBLAS),)
+# Tests run in this many processes side by side, a file in one of them; 1 runs them in one, as for a debugger.
+JOBS     ?= 2
+PYTEST   := $(PRELOAD) $(if $(filter 1,$(JOBS)),,OPENBLAS_NUM_THREADS=1) $(BIN)/python -m pytest tests \
+            $(if $(filter 1,$(JOBS)),,-n $(JOBS) --dist loadfile)
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name 'Cargo.toml') Cargo.toml
 
 .DEFAULT_GOAL := help
@@ -60,13 +64,13 @@ test-disk:  ## the disk crate's tests with their large counts, optimised: some m
 	KVCACHE_LONG=1 cargo test --release --package kvcache-disk
 
 test-python: build
-	$(PRELOAD) $(BIN)/python -m pytest tests $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
 
 test-full:  ## every test: whole products, more examples and rounds, wheels built and installed
 	KVCACHE_FULL=1 $(MAKE) test
 
 test-rest: build  ## the tests that `make test` leaves out, without those on the real model
-	$(PRELOAD) $(BIN)/python -m pytest tests -m "full and not real_model" $(PYTEST_ARGS)
+	$(PYTEST) -m "full and not real_model" $(PYTEST_ARGS)
 
 # A fake of the device's rules between MLX and its CPU allocator: tests/support/charge.c.
 test-charged: build  ## the Python tests where MLX charges for arrays as on CHARGE=metal or cuda (Linux)
