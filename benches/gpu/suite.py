@@ -35,9 +35,9 @@ FIRST: Final = (
     "architectures/",
     "test_side_by_side",
     "test_stops",
-    "ranks/test_operations",
+    "ranks/test_random_calls",
     "test_failures",
-    "cases/",
+    "reports/",
 )
 # How often a file is run again without the test that ended its process.
 CRASHES: Final = 5
