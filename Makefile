@@ -67,10 +67,12 @@ test-python: build
 	$(PYTEST) $(PYTEST_ARGS)
 
 test-full:  ## every test: whole products, more examples and rounds, wheels built and installed
-	KVCACHE_FULL=1 $(MAKE) test
+	KVCACHE_FULL=1 $(MAKE) test JOBS=1
 
+# A process builds the wheels once, so that their tests stay in one.
 test-rest: build  ## the tests that `make test` leaves out, without those on the real model
-	$(PYTEST) -m "full and not real_model" $(PYTEST_ARGS)
+	$(PYTEST) --ignore tests/shipping -m "full and not real_model" $(PYTEST_ARGS)
+	$(PRELOAD) $(BIN)/python -m pytest tests/shipping -m full $(PYTEST_ARGS)
 
 # A fake of the device's rules between MLX and its CPU allocator: tests/support/charge.c.
 test-charged: build  ## the Python tests where MLX charges for arrays as on CHARGE=metal or cuda (Linux)
